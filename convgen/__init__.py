@@ -1,0 +1,113 @@
+"""Generates, verifies and compiles CUDA kernels for convolutions.
+
+    problem = Conv.parse("conv2d n=32 c=64 in=56x56 k=128 filter=3x3 pad=1 dtype=bf16 layout=nhwc")
+    plan = lower(problem, get_strategy("direct"), None, Target.preset("h200"))
+    source = convgen.render.render(plan)
+    binary = compile_cuda(source, plan.target)
+
+Every public name is loaded when it is first used, so that importing the package costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from convgen.compiler import Binary, compile_cuda
+    from convgen.errors import (
+        CompileError,
+        ConfigError,
+        ConvgenError,
+        DeviceError,
+        NotApplicableError,
+        ProblemError,
+        SimulatorFault,
+        UsageError,
+        WrongResultError,
+    )
+    from convgen.explain import Explanation, explain_problem
+    from convgen.lowering import applicable, lower
+    from convgen.plan import Plan
+    from convgen.problem import (
+        Accuracy,
+        Activation,
+        Attention,
+        AttentionLayout,
+        Conv,
+        Direction,
+        DType,
+        Epilogue,
+        Layout,
+        PadMode,
+        Problem,
+        RuntimeSize,
+        TensorSpec,
+        fold_batch_norm,
+        load_suite,
+        parse_problem,
+        problem_from_json,
+    )
+    from convgen.strategies import Strategy, all_strategies, get_strategy
+    from convgen.target import Target
+    from convgen.verify import VerifyResult, verify_problem
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Accuracy",
+    "Activation",
+    "Attention",
+    "AttentionLayout",
+    "Binary",
+    "CompileError",
+    "ConfigError",
+    "Conv",
+    "ConvgenError",
+    "DType",
+    "DeviceError",
+    "Direction",
+    "Epilogue",
+    "Explanation",
+    "Layout",
+    "NotApplicableError",
+    "PadMode",
+    "Plan",
+    "Problem",
+    "ProblemError",
+    "RuntimeSize",
+    "SimulatorFault",
+    "Strategy",
+    "Target",
+    "TensorSpec",
+    "UsageError",
+    "VerifyResult",
+    "WrongResultError",
+    "all_strategies",
+    "applicable",
+    "compile_cuda",
+    "explain_problem",
+    "fold_batch_norm",
+    "get_strategy",
+    "load_suite",
+    "lower",
+    "parse_problem",
+    "problem_from_json",
+    "verify_problem",
+]
+
+# In the order in which they import one another, so that a light name never loads a heavy module.
+_MODULES = ("errors", "problem", "target", "plan", "strategies", "lowering", "compiler", "explain", "verify")
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for module in _MODULES:
+            found = getattr(importlib.import_module(f"convgen.{module}"), name, None)
+            if found is not None:
+                return found
+    raise AttributeError(f"module 'convgen' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,267 @@
+"""What `compile` writes: source, cubin, PTX, SASS, C launcher and a manifest that says how to launch them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from convgen.binding import nbytes_of, required_alignment
+from convgen.compiler import Binary
+from convgen.errors import DeviceError, UsageError
+from convgen.launcher import launcher_files
+from convgen.plan import (
+    Arg,
+    BatchArg,
+    BatchExtent,
+    CopyToSymbol,
+    Extent,
+    Launch,
+    Memset,
+    Plan,
+    ScalarArg,
+    TensorArg,
+    TextureArg,
+    WorkspaceArg,
+)
+from convgen.problem import TensorSpec
+from convgen.resources import KernelReport, report
+
+EMIT = ("cu", "cubin", "ptx", "sass", "launcher")
+
+MANIFEST_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """The files of one compiled plan, by kind (one of EMIT, or "manifest"), and the manifest as data."""
+
+    directory: Path
+    files: Mapping[str, tuple[Path, ...]]
+    manifest: Mapping[str, Any]
+
+
+def write_artifacts(
+    plan: Plan, source: str, binary: Binary, directory: Path, emit: Collection[str] = ("cu", "cubin")
+) -> Artifact:
+    """Write the files named in `emit`, and `manifest.json`, into `directory`, which is made if missing.
+
+    Files are named after the plan. Each is replaced whole: a reader never sees half of one. Raises UsageError for
+    an unknown kind or a directory that cannot be written, DeviceError if `sass` needs a disassembler that is missing.
+    """
+    unknown = [kind for kind in emit if kind not in EMIT]
+    if unknown:
+        raise UsageError(f"emit={','.join(unknown)}: expected some of {','.join(EMIT)}")
+    kinds = {kind: _contents(kind, plan, source, binary) for kind in EMIT if kind in emit}
+    contents = {name: data for files in kinds.values() for name, data in files.items()}
+    described = manifest(plan, source, binary, {name: _sha256(data) for name, data in contents.items()})
+    kinds["manifest"] = {"manifest.json": (json.dumps(described, indent=2) + "\n").encode()}
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for files in kinds.values():
+            for name, data in files.items():
+                _write(directory / name, data)
+    except OSError as error:
+        raise UsageError(f"directory {directory}: cannot be written ({error.strerror})") from error
+    written = {kind: tuple(directory / name for name in files) for kind, files in kinds.items()}
+    return Artifact(directory, written, described)
+
+
+def manifest(plan: Plan, source: str, binary: Binary, files: Mapping[str, str]) -> dict[str, Any]:
+    """All that is needed to launch the plan, as JSON data; `files` maps each file's name to its SHA-256.
+
+    Sizes that depend on a runtime batch n are `{"times": t, "by": b}`, for ceil(n * t / b); the same in a grid.
+    """
+    problem, target = plan.problem, plan.target
+    runtime = problem.is_runtime_batch
+    reports = report(plan, binary.kernels)
+    steps: list[dict[str, Any]] = []
+    kernels: list[dict[str, Any]] = []
+    for step in plan.steps:
+        if isinstance(step, Launch):
+            steps.append({"kind": "launch", "kernel": len(kernels)})
+            kernels.append(_kernel(step, reports[len(kernels)]))
+        elif isinstance(step, CopyToSymbol):
+            steps.append(_copy(step))
+        else:
+            steps.append(_memset(plan, step))
+    return {
+        "format": MANIFEST_FORMAT,
+        "name": plan.name,
+        "problem": str(problem),
+        "problem_json": problem.to_json(),
+        "strategy": plan.strategy,
+        "config": plan.config.as_dict(),
+        "target": {"name": target.name, "arch": target.arch, "sm_count": target.sm_count},
+        "batch": {"runtime": runtime, "typical": problem.typical_batch, "max": problem.max_batch},
+        "tensors": [_tensor(plan, t, "input") for t in plan.inputs]
+        + [_tensor(plan, t, "output") for t in plan.outputs],
+        "workspace_bytes": _workspace_bytes(plan),
+        "workspace": [{"name": b.name, "bytes": _extent(b.nbytes), "alignment": 256} for b in plan.workspace],
+        "prepared_bytes": 0,
+        "kernels": kernels,
+        "steps": steps,
+        "placements": [dataclasses.asdict(placement) for placement in plan.placements],
+        "hashes": {
+            "compile_key": binary.key,
+            "source_sha256": _sha256(source.encode()),
+            "cubin_sha256": _sha256(binary.cubin),
+        },
+        "files": dict(files),
+        "versions": {"convgen": _version(), "compiler": binary.compiler},
+    }
+
+
+def _kernel(launch: Launch, found: KernelReport) -> dict[str, Any]:
+    resources = found.resources
+    return {
+        "name": launch.kernel.name,
+        "entry": launch.kernel.name,
+        "grid": [_extent(size) for size in launch.grid],
+        "block": list(launch.block),
+        "cluster": [1, 1, 1],
+        "dynamic_shared_bytes": launch.shared_bytes,
+        "arguments": [
+            {"name": parameter.name, "ctype": parameter.ctype, **_argument(arg)}
+            for parameter, arg in zip(launch.kernel.params, launch.args, strict=True)
+        ],
+        "registers": resources.registers,
+        "static_shared_bytes": resources.static_shared,
+        "constant_bytes": resources.constant,
+        "local_bytes": resources.stack,
+        "spill_store_bytes": resources.spill_stores,
+        "spill_load_bytes": resources.spill_loads,
+        "occupancy": dataclasses.asdict(found.occupancy),
+        "warnings": list(found.warnings),
+    }
+
+
+def _argument(arg: Arg) -> dict[str, Any]:
+    match arg:
+        case TensorArg() | WorkspaceArg():
+            return _place(arg)
+        case BatchArg():
+            return {"kind": "batch"}
+        case ScalarArg(value):
+            return {"kind": "scalar", "value": value}
+        case TextureArg(tensor, width, height, pitch_bytes):
+            size = {"width": width, "height": _extent(height), "pitch_bytes": pitch_bytes}
+            return {"kind": "texture", "tensor": tensor, **size}
+
+
+def _place(place: TensorArg | WorkspaceArg) -> dict[str, Any]:
+    if isinstance(place, TensorArg):
+        return {"kind": "tensor", "tensor": place.tensor}
+    return {"kind": "workspace", "buffer": place.buffer}
+
+
+def _copy(step: CopyToSymbol) -> dict[str, Any]:
+    source = _place(step.source)
+    return {"kind": "copy_to_symbol", "symbol": step.symbol, "source": source, "bytes": step.nbytes}
+
+
+def _memset(plan: Plan, step: Memset) -> dict[str, Any]:
+    return {
+        "kind": "memset",
+        "destination": _place(step.destination),
+        "value": step.value,
+        "bytes": _extent(nbytes_of(plan, step.destination)),
+    }
+
+
+def _tensor(plan: Plan, tensor: TensorSpec, role: str) -> dict[str, Any]:
+    nbytes = nbytes_of(plan, TensorArg(tensor.name))
+    batched = isinstance(nbytes, BatchExtent)
+    return {
+        "name": tensor.name,
+        "role": role,
+        "dtype": tensor.dtype.value,
+        "ctype": tensor.dtype.ctype,
+        "shape": ["n", *tensor.shape[1:]] if batched else list(tensor.shape),
+        "strides": list(tensor.strides),
+        "bytes": _extent(nbytes),
+        "alignment": required_alignment(plan, tensor),
+    }
+
+
+def _extent(extent: Extent) -> Any:
+    return {"times": extent.times, "by": extent.by} if isinstance(extent, BatchExtent) else extent
+
+
+def _workspace_bytes(plan: Plan) -> int | None:
+    """For the largest batch; None if there is no bound."""
+    largest = plan.problem.max_batch
+    return None if largest is None else plan.workspace_bytes(largest)
+
+
+def _contents(kind: str, plan: Plan, source: str, binary: Binary) -> dict[str, bytes]:
+    match kind:
+        case "cu":
+            return {f"{plan.name}.cu": source.encode()}
+        case "cubin":
+            return {f"{plan.name}.cubin": binary.cubin}
+        case "ptx":
+            return {f"{plan.name}.ptx": binary.ptx.encode()}
+        case "sass":
+            return {f"{plan.name}.sass": disassemble(binary.cubin).encode()}
+        case _:
+            return {name: text.encode() for name, text in launcher_files(plan, binary.cubin).items()}
+
+
+def disassemble(cubin: bytes) -> str:
+    """The cubin's SASS, with the source lines it comes from, through nvdisasm. Raises DeviceError without it."""
+    tool = find_nvdisasm()
+    if tool is None:
+        raise DeviceError(
+            "SASS needs nvdisasm, which is in no NVIDIA wheel, CUDA_HOME or PATH: pip install nvidia-cuda-nvdisasm"
+        )
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run([tool, "--print-code", "--print-line-info", file.name], capture_output=True, text=True)
+    if done.returncode:
+        raise DeviceError(f"{tool} failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def find_nvdisasm() -> str | None:
+    """The disassembler of NVIDIA's wheel, CUDA_HOME, CUDA_PATH or PATH, in this order; None if there is none."""
+    spec = importlib.util.find_spec("nvidia")
+    wheels = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
+    folders = [root / folder / "bin" for root in wheels for folder in ("cu13", "cuda_nvdisasm")]
+    folders += [Path(os.environ[name]) / "bin" for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    found = next((folder / "nvdisasm" for folder in folders if (folder / "nvdisasm").is_file()), None)
+    return str(found) if found else shutil.which("nvdisasm")
+
+
+def _write(path: Path, data: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("convgen")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

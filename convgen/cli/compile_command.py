@@ -1,0 +1,109 @@
+"""`convgen compile PROBLEM`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from convgen.artifact import EMIT, Artifact, write_artifacts
+from convgen.cli.options import (
+    PROBLEM_HELP,
+    add_target,
+    gpu_target,
+    read_config,
+    read_problem,
+    read_target,
+    read_words,
+    require_conv,
+)
+from convgen.cli.output import duration, note, print_json, quantity, table
+from convgen.compiler import Binary, compile_cuda
+from convgen.errors import DeviceError
+from convgen.lowering import applicable, lower
+from convgen.plan import Plan
+from convgen.render import render
+from convgen.resources import KernelReport, report
+from convgen.strategies import get_strategy
+from convgen.target import Target
+from convgen.verify import Backend, Settings, VerifyResult, verify_plan
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser("compile", parents=[common], help="write a kernel's source, binary and manifest")
+    parser.add_argument("problem", nargs="+", metavar="PROBLEM", help=PROBLEM_HELP)
+    parser.add_argument("--strategy", metavar="NAME", help="default: the one whose default is predicted fastest")
+    parser.add_argument("--config", metavar="K=V,…", help="fields of the config; the others keep their default")
+    add_target(parser)
+    parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="default: a folder named after the kernel")
+    parser.add_argument("--emit", metavar="KIND,…", default="cu,cubin", help=f"some of {','.join(EMIT)}")
+    parser.add_argument(
+        "--verify",
+        choices=("auto", "no"),
+        default="auto",
+        help="auto: run it on the GPU if that is the target, else in the simulator (sampled blocks if it is large)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile one problem, write its files, verify it."""
+    emit = read_words("--emit", args.emit, EMIT)
+    problem = require_conv(read_problem(args.problem))
+    target = read_target(args)
+    strategy = get_strategy(args.strategy) if args.strategy else applicable(problem, target)[0]
+    plan = lower(problem, strategy, read_config(args.config, strategy, problem, target), target)
+    source = render(plan)
+    binary = compile_cuda(source, target, name=f"{plan.name}.cu")
+    artifact = write_artifacts(plan, source, binary, args.output or Path(plan.name), emit)
+    if not args.json:
+        print(_text(plan, binary, artifact))
+    result = _verify(plan, target) if args.verify == "auto" else None
+    if args.json:
+        files = {kind: [str(path) for path in paths] for kind, paths in artifact.files.items()}
+        print_json({**artifact.manifest, "written": files, "verification": result.as_json() if result else None})
+    elif result is not None:
+        print(result.sentence())
+    return result.exit_code if result else 0
+
+
+def _verify(plan: Plan, target: Target) -> VerifyResult | None:
+    gpu = gpu_target()
+    here = gpu is not None and gpu.compute_capability == target.compute_capability
+    backend: Backend = "cuda" if here else "sim"
+    try:
+        return verify_plan(plan, Settings(target, backend))
+    except DeviceError as error:
+        note(f"not verified: {error}")
+        return None
+
+
+def _text(plan: Plan, binary: Binary, artifact: Artifact) -> str:
+    origin = "from the cache" if binary.cached else f"in {duration(binary.seconds)}"
+    lines = [
+        str(plan.problem),
+        f"{plan.strategy}: {plan.config}",
+        f"target {plan.target}, {binary.compiler}, compiled {origin}",
+        "",
+        table([row for kernel in report(plan, binary.kernels) for row in _kernel_rows(kernel)]),
+    ]
+    if plan.workspace:
+        lines.append(f"  workspace: {quantity(plan.workspace_bytes(plan.problem.typical_batch), 'B')}")
+    lines += [f"warning: {text}" for kernel in report(plan, binary.kernels) for text in kernel.warnings]
+    files = [(path.name, quantity(path.stat().st_size, "B")) for paths in artifact.files.values() for path in paths]
+    lines += ["", f"files in {artifact.directory}", table(files)]
+    return "\n".join(lines)
+
+
+def _kernel_rows(kernel: KernelReport) -> list[tuple[str, str]]:
+    r, o = kernel.resources, kernel.occupancy
+    grid, block = ("x".join(map(str, dims)) for dims in (kernel.grid, kernel.block))
+    memory = f"{kernel.shared_bytes} B shared, {r.constant} B constant, {r.stack} B stack"
+    return [
+        ("kernel", r.name),
+        ("launch", f"{grid} blocks of {block} threads"),
+        ("uses", f"{r.registers} registers, {memory}"),
+        ("spills", f"{r.spill_stores} B stored, {r.spill_loads} B loaded"),
+        ("occupancy", f"{o.fraction:.0%}: {o.blocks_per_sm} blocks an SM, limited by {o.limiter}"),
+    ]

@@ -1,0 +1,166 @@
+"""What this machine has of what convgen can use, and the command that mends what it lacks."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import platform
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from convgen.artifact import find_nvdisasm
+from convgen.cache import cache_directory
+from convgen.compiler import header_directory, nvrtc_version
+from convgen.errors import DeviceError
+from convgen.problem import shipped_suites
+from convgen.render import template_root
+from convgen.simulator.toolchain import find_compiler
+from convgen.strategies import all_strategies
+from convgen.target import Target
+
+CUDA_EXTRA = "pip install 'convgen[cuda13]' (convgen[cuda12] for a driver before 580)"
+SIM_EXTRA = "pip install 'convgen[sim]', or install g++"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked for. `needed_for` is "everything", "compile", "simulate", "run" or "read" (SASS, launchers)."""
+
+    name: str
+    needed_for: str
+    found: bool
+    detail: str
+    """What was found, or what is missing."""
+    mend: str = ""
+    """The command or act that supplies it; empty if it is there."""
+
+
+def diagnose() -> tuple[Finding, ...]:
+    """Look at this machine. Raises nothing: what cannot be asked is a finding."""
+    return tuple(check() for check in _CHECKS)
+
+
+def can_compile(findings: tuple[Finding, ...]) -> bool:
+    """True if `convgen compile --verify no` works with what was found."""
+    return all(f.found for f in findings if f.needed_for in ("everything", "compile"))
+
+
+def _python() -> Finding:
+    return Finding("Python", "everything", True, f"{platform.python_version()} on {platform.platform()}")
+
+
+def _distribution(name: str, needed_for: str, mend: str) -> Finding:
+    try:
+        return Finding(name, needed_for, True, importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, needed_for, False, "not installed", mend)
+
+
+def _numpy() -> Finding:
+    return _distribution("numpy", "everything", "pip install numpy")
+
+
+def _jinja() -> Finding:
+    return _distribution("jinja2", "everything", "pip install jinja2")
+
+
+def _templates() -> Finding:
+    root = template_root()
+    missing = [s.name for s in all_strategies() if not (root / "conv" / f"{s.name}.cu.j2").is_file()]
+    if missing:
+        return Finding("templates", "everything", False, f"{root} lacks {', '.join(missing)}", "reinstall convgen")
+    return Finding("templates", "everything", True, f"{len(all_strategies())} strategies in {root}")
+
+
+def _suites() -> Finding:
+    names = shipped_suites()
+    if not names:
+        return Finding("suites", "everything", False, "none", "reinstall convgen")
+    return Finding("suites", "everything", True, ", ".join(names))
+
+
+def _cache() -> Finding:
+    # Compiling works without it, only slower: this is advice, whatever is found.
+    directory = cache_directory()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        reason = f"{directory} cannot be written ({error.strerror})"
+        return Finding("cache", "speed", False, reason, "set CONVGEN_CACHE_DIR to a folder that can")
+    return Finding("cache", "speed", True, str(directory))
+
+
+def _nvrtc() -> Finding:
+    try:
+        major, minor = nvrtc_version()
+    except DeviceError as error:
+        return Finding("NVRTC", "compile", False, str(error), CUDA_EXTRA)
+    return Finding("NVRTC", "compile", True, f"{major}.{minor}")
+
+
+def _headers() -> Finding:
+    try:
+        directory = header_directory()
+    except DeviceError:
+        directory = None
+    if directory is None:
+        return Finding("CUDA headers", "compile", False, "no cuda_fp16.h: fp16 and bf16 do not compile", CUDA_EXTRA)
+    return Finding("CUDA headers", "compile", True, str(directory))
+
+
+def _host_compiler() -> Finding:
+    try:
+        compiler = find_compiler()
+    except DeviceError as error:
+        return Finding("C++ compiler", "simulate", False, str(error), SIM_EXTRA)
+    version = compiler.version.splitlines()[0]
+    return Finding("C++ compiler", "simulate", True, f"{' '.join(compiler.command)} ({version})")
+
+
+def _pyelftools() -> Finding:
+    return _distribution("pyelftools", "simulate", SIM_EXTRA)
+
+
+def _cupy() -> Finding:
+    for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):
+        try:
+            return Finding("CuPy", "run", True, f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return Finding("CuPy", "run", False, "not installed", CUDA_EXTRA)
+
+
+def _gpu() -> Finding:
+    try:
+        target = Target.current()
+    except DeviceError as error:
+        mend = "a machine with an NVIDIA GPU and driver; until then kernels are checked in the simulator"
+        return Finding("GPU", "run", False, str(error), mend)
+    return Finding("GPU", "run", True, str(target))
+
+
+def _nvdisasm() -> Finding:
+    path = find_nvdisasm()
+    if path is None:
+        return Finding("nvdisasm", "read", False, "not found: no --emit sass", "pip install nvidia-cuda-nvdisasm")
+    return Finding("nvdisasm", "read", True, path)
+
+
+_CHECKS: tuple[Callable[[], Finding], ...] = (
+    _python,
+    _numpy,
+    _jinja,
+    _templates,
+    _suites,
+    _cache,
+    _nvrtc,
+    _headers,
+    _host_compiler,
+    _pyelftools,
+    _cupy,
+    _gpu,
+    _nvdisasm,
+)

@@ -1,0 +1,36 @@
+"""From a problem to a plan: check that the strategy applies and the config is legal, then lower."""
+
+from __future__ import annotations
+
+from convgen.errors import NotApplicableError
+from convgen.plan import Plan
+from convgen.problem import Conv
+from convgen.space import Config
+from convgen.strategies import Strategy, all_strategies
+from convgen.target import Target
+
+
+def lower(problem: Conv, strategy: Strategy, config: Config | None, target: Target) -> Plan:
+    """The plan of `strategy` for `problem`; `config=None` takes the strategy's default.
+
+    Raises NotApplicableError with the strategy's reason, ConfigError with the rule the config breaks.
+    """
+    reason = strategy.why_not(problem, target)
+    if reason is not None:
+        raise NotApplicableError(f"{strategy.name} does not apply: {reason}")
+    chosen = strategy.default(problem, target) if config is None else config
+    strategy.check(problem, chosen, target)
+    return strategy.lower(problem, chosen, target)
+
+
+def applicable(problem: Conv, target: Target) -> tuple[Strategy, ...]:
+    """The strategies that apply, fastest predicted default first.
+
+    Raises NotApplicableError naming every strategy's reason when there is none.
+    """
+    reasons = {s: s.why_not(problem, target) for s in all_strategies()}
+    usable = [s for s, reason in reasons.items() if reason is None]
+    if not usable:
+        listed = "; ".join(f"{s.name}: {reason}" for s, reason in reasons.items())
+        raise NotApplicableError(f"no strategy applies to {problem}: {listed}")
+    return tuple(sorted(usable, key=lambda s: s.cost(problem, s.default(problem, target), target)))

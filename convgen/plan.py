@@ -1,0 +1,203 @@
+"""What lowering returns: kernels, the order they run in, and the memory they need.
+
+A plan is data. It says nothing of arrays, streams or compilers, so the same plan is launched on a GPU,
+run in the simulator, printed into `manifest.json`, or written out as a C launcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from convgen.problem import Conv, TensorSpec
+from convgen.space import Config
+from convgen.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class BatchExtent:
+    """A size that depends on the runtime batch: scale * ceil(n * times / by)."""
+
+    times: int
+    by: int = 1
+    scale: int = 1
+
+    def at(self, n: int) -> int:
+        return self.scale * -(-n * self.times // self.by)
+
+    def __str__(self) -> str:
+        inner = f"ceil(n*{self.times}/{self.by})" if self.by != 1 else f"n*{self.times}"
+        return f"{self.scale}*{inner}" if self.scale != 1 else inner
+
+
+Extent = int | BatchExtent
+
+
+def extent_at(extent: Extent, n: int) -> int:
+    """The extent as a number, for a batch of `n`."""
+    return extent.at(n) if isinstance(extent, BatchExtent) else extent
+
+
+# --- what a kernel parameter is bound to -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TensorArg:
+    """Pointer to one of the problem's tensors, by name ("x", "w", "y", "bias", …)."""
+
+    tensor: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceArg:
+    """Pointer into the plan's workspace, by buffer name."""
+
+    buffer: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchArg:
+    """The runtime batch, as an int."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarArg:
+    """A number known when the plan is made; passed as the parameter's C type ("int" or "float")."""
+
+    value: int | float
+
+
+@dataclass(frozen=True, slots=True)
+class TextureArg:
+    """A 2-D texture over a tensor: point sampling, unnormalised coordinates, zero outside.
+
+    `width` x `height` elements, rows `pitch_bytes` apart; the kernel receives a cudaTextureObject_t.
+    """
+
+    tensor: str
+    width: int
+    height: Extent
+    pitch_bytes: int
+
+
+Arg = TensorArg | WorkspaceArg | BatchArg | ScalarArg | TextureArg
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One parameter of a kernel: its name and C type, e.g. ("x", "const __half*"), ("n", "int")."""
+
+    name: str
+    ctype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One `extern "C" __global__` entry of the plan's source. The name is what a profiler shows."""
+
+    name: str
+    params: tuple[Param, ...]
+
+
+# --- steps, in the order they run ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Run a kernel. `args` match the kernel's `params` one to one."""
+
+    kernel: Kernel
+    grid: tuple[Extent, Extent, Extent]
+    block: tuple[int, int, int]
+    args: tuple[Arg, ...]
+    shared_bytes: int = 0
+
+    @property
+    def threads(self) -> int:
+        return self.block[0] * self.block[1] * self.block[2]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyToSymbol:
+    """Fill a `__constant__` array by a device-to-device copy on the stream.
+
+    The array belongs to the loaded module, so a runtime loads one module per stream for such a plan.
+    """
+
+    symbol: str
+    source: TensorArg | WorkspaceArg
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memset:
+    """Set every byte of a workspace buffer (WorkspaceArg) or an output (TensorArg) to `value`."""
+
+    destination: TensorArg | WorkspaceArg
+    value: int = 0
+
+
+Step = Launch | CopyToSymbol | Memset
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A workspace buffer, alive from the plan's first step to its last. 256-byte aligned."""
+
+    name: str
+    nbytes: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an operand lives while the kernel works on it, and why: what `explain` prints."""
+
+    operand: str
+    space: str  # "registers", "constant", "shared", "global", "texture", "L1/L2"
+    nbytes: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A lowered problem, ready to be rendered, built and launched.
+
+    `template` and `constants` are what `render` needs; `alignment` gives, per tensor, the byte alignment its
+    vector loads rely on (a tensor not listed needs only that of its elements): a runtime stages a copy of
+    an array that does not meet it, or whose strides are not `TensorSpec.strides`.
+    """
+
+    problem: Conv
+    strategy: str
+    config: Config
+    target: Target
+    template: str
+    constants: Mapping[str, Any]
+    kernels: tuple[Kernel, ...]
+    steps: tuple[Step, ...]
+    workspace: tuple[Buffer, ...] = ()
+    alignment: Mapping[str, int] = field(default_factory=dict)
+    placements: tuple[Placement, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        return self.problem.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return self.problem.outputs
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Launch))
+
+    @property
+    def name(self) -> str:
+        """The main kernel's name (the last that is launched), used for folders and reports."""
+        launches = self.launches
+        return launches[-1].kernel.name if launches else f"{self.strategy}_empty"
+
+    def workspace_bytes(self, n: int) -> int:
+        """Bytes of workspace for a batch of `n`, each buffer rounded up to 256."""
+        return sum(-(-extent_at(b.nbytes, n) // 256) * 256 for b in self.workspace)

@@ -1,0 +1,40 @@
+"""Problems: what to compute, as immutable values that say nothing about how."""
+
+from __future__ import annotations
+
+from convgen.problem.attention import Attention
+from convgen.problem.attention_words import Align, Bias, Mask, Varlen
+from convgen.problem.conv import Conv
+from convgen.problem.dtype import Accuracy, AttentionLayout, Direction, DType, Layout, PadMode
+from convgen.problem.epilogue import Activation, Epilogue, fold_batch_norm
+from convgen.problem.forms import Problem, parse_problem, problem_from_json
+from convgen.problem.size import RuntimeSize
+from convgen.problem.suite import SuiteEntry, expand_entry, load_suite, shipped_suites
+from convgen.problem.tensor import TensorSpec
+
+__all__ = [
+    "Accuracy",
+    "Activation",
+    "Align",
+    "Attention",
+    "AttentionLayout",
+    "Bias",
+    "Conv",
+    "DType",
+    "Direction",
+    "Epilogue",
+    "Layout",
+    "Mask",
+    "PadMode",
+    "Problem",
+    "RuntimeSize",
+    "SuiteEntry",
+    "TensorSpec",
+    "Varlen",
+    "expand_entry",
+    "fold_batch_norm",
+    "load_suite",
+    "parse_problem",
+    "problem_from_json",
+    "shipped_suites",
+]

@@ -1,0 +1,34 @@
+"""The float64 oracle: what a convolution's answer is, and how far from it a right kernel may be.
+
+    inputs = make_inputs(problem, seed=0)
+    expected = reference(problem, inputs)
+    limit = bound(problem, inputs, expected, strict_model(problem))
+    outcome = compare(problem, got, expected, limit)
+
+Runs on NumPy arrays or, with `xp=cupy`, on CuPy's. For tensors too large to compute whole: `sample_indices`,
+`reference_sampled`, and `indices=` of `bound` and `compare`.
+"""
+
+from convgen.reference.bounds import ErrorModel, bound, reduction_length, strict_model
+from convgen.reference.compare import Comparison, Element, compare
+from convgen.reference.inputs import InputKind, make_inputs
+from convgen.reference.oracle import reference, reference_sampled, sample_indices
+from convgen.reference.rounding import decode, encode, round_to
+
+__all__ = [
+    "Comparison",
+    "Element",
+    "ErrorModel",
+    "InputKind",
+    "bound",
+    "compare",
+    "decode",
+    "encode",
+    "make_inputs",
+    "reduction_length",
+    "reference",
+    "reference_sampled",
+    "round_to",
+    "sample_indices",
+    "strict_model",
+]

@@ -1,0 +1,92 @@
+"""How far from the oracle a right kernel may be.
+
+    |got - ref| <= eps_out * |ref| + (2 * eps_in + steps * eps_acc) * (|x| * |w|)
+
+where |x| * |w| is the same convolution of absolute values. A chain of n fused multiply-adds of unit roundoff u errs by
+at most n * u * sum |x_i w_i| (Jeannerod and Rump, "Improved error bounds for inner products in floating-point
+arithmetic", 2013). The second term is carried through the epilogue, where each operation rounds once more in fp32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy
+
+from convgen.problem import Conv, DType
+from convgen.reference.arrays import Array, Module, quiet
+from convgen.reference.correlation import Correlation
+from convgen.reference.oracle import Roles, accumulator, finishing
+from convgen.reference.rounding import FORMATS
+from convgen.reference.sampled import Indices
+
+_EPILOGUE_EPS = DType.FP32.eps
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorModel:
+    """The arithmetic of a kernel, as unit roundoffs and the length of its longest chain of additions.
+
+    `eps_in` is for operands that are rounded before they are multiplied, as TF32 tensor cores do; it is 0 for a kernel
+    that reads its operands exactly, also from fp16 or bf16.
+    """
+
+    eps_out: float
+    eps_in: float
+    steps: int
+    eps_acc: float
+
+
+def strict_model(problem: Conv) -> ErrorModel:
+    """The direct kernel's class: operands read exactly, one fp32 (integers: int32) FMA for each term of the sum."""
+    eps_acc = 0.0 if problem.dtype.is_integer else DType.FP32.eps
+    return ErrorModel(problem.out_dtype.eps, 0.0, reduction_length(problem), eps_acc)
+
+
+def reduction_length(problem: Conv) -> int:
+    """Terms in the longest sum of any output element."""
+    roles, shape = Roles.of(problem), Correlation.of(problem)
+    if roles.output == roles.filters:
+        return problem.typical_batch * math.prod(shape.coarse)
+    fine_channels, coarse_channels = (problem.k, problem.c) if problem.transposed else (problem.c, problem.k)
+    if roles.output == roles.coarse:
+        return fine_channels // problem.groups * math.prod(shape.taps)
+    return coarse_channels // problem.groups * math.prod(axis.most_meetings for axis in shape.axes)
+
+
+@quiet
+def bound(
+    problem: Conv,
+    inputs: Mapping[str, Array],
+    reference: Array,
+    model: ErrorModel,
+    xp: Module = numpy,
+    indices: Indices | None = None,
+) -> Array:
+    """The largest right |got - reference| of each element: of the output's shape, or a vector for flat `indices`.
+
+    `reference` is what `reference` (or `reference_sampled`) returned for the same arguments. 0 where a value is not
+    finite, since such a value has to match exactly.
+    """
+    magnitudes = dict(inputs) | {name: xp.abs(inputs[name]) for name in Roles.of(problem).operands}
+    error = (2 * model.eps_in + model.steps * model.eps_acc) * accumulator(problem, magnitudes, xp, indices)
+    if model.eps_acc:
+        error = error + model.steps * FORMATS[DType.FP32].smallest_subnormal
+    if not problem.epilogue.is_identity or problem.accumulate:
+        value = accumulator(problem, inputs, xp, indices)
+        error = xp.where(xp.isfinite(value), error, 0.0)
+        for stage in finishing(problem, value, inputs, xp, indices):
+            rounding = stage.roundings * _EPILOGUE_EPS * xp.abs(stage.rounded)
+            error = stage.gain * error + xp.where(xp.isfinite(stage.rounded), rounding, 0.0)
+            error = xp.where(xp.isfinite(stage.value), error, 0.0)
+    rounded = error + model.eps_out * (xp.abs(reference) + error) + _conversion_floor(problem)
+    return xp.where(xp.isfinite(reference), rounded, 0.0)
+
+
+def _conversion_floor(problem: Conv) -> float:
+    # Below the smallest normal number the error of a rounding is absolute.
+    if problem.out_dtype.is_integer:
+        return 0.0 if problem.epilogue.is_identity else 0.5
+    return FORMATS[problem.out_dtype].smallest_subnormal

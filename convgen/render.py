@@ -1,0 +1,58 @@
+"""Plans to source text: the only user of Jinja2.
+
+Templates lie in `templates/`, beside the package in a checkout and inside it in a wheel. Emitted text is
+deterministic: the same plan gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import jinja2
+import jinja2.meta
+
+from convgen.plan import Plan
+
+
+def template_root() -> Path:
+    """The folder of templates: `convgen/templates` in a wheel, `templates` beside the package in a checkout."""
+    package = Path(__file__).resolve().parent
+    inside = package / "templates"
+    return inside if inside.is_dir() else package.parent / "templates"
+
+
+@functools.cache
+def environment() -> jinja2.Environment:
+    """The one Jinja environment: an unknown variable is an error, blocks leave no blank lines behind."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(template_root()),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+
+
+def render(plan: Plan) -> str:
+    """The plan's CUDA source, self-contained: device headers are written out in it."""
+    text = environment().get_template(plan.template).render(**plan.constants)
+    return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+\n", "\n", text))
+
+
+def template_variables(template: str) -> frozenset[str]:
+    """Every variable the template and the files it includes take from a strategy's constants."""
+    env = environment()
+    names: set[str] = set()
+    pending, seen = [template], set()
+    while pending:
+        name = pending.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        tree = env.parse((template_root() / name).read_text(encoding="utf-8"))
+        names |= jinja2.meta.find_undeclared_variables(tree)
+        pending += [t for t in jinja2.meta.find_referenced_templates(tree) if t is not None]
+    return frozenset(names)

@@ -1,0 +1,95 @@
+"""Raw results of a launch, put into words and lines of the emitted source."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from convgen.simulator import abi
+from convgen.simulator.lines import LineTable
+from convgen.simulator.report import Counters, Fault, FaultKind, Report, Site, SourceLine, Triple
+from convgen.simulator.units import Unit
+
+MAX_FAULTS_REPORTED = 20
+KINDS = tuple(FaultKind)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Names for what a launch of `kernel` refers to by number."""
+
+    lines: Callable[[], LineTable]
+    unit: Unit
+    kernel: str
+    buffers: tuple[str, ...]
+    shared_bytes: int
+
+    def report(self, launch: abi.Launch, faults: Sequence[abi.Fault], sites: Sequence[abi.Site], blocks: int) -> Report:
+        totals = launch.totals
+        counters = Counters(
+            totals.flops,
+            totals.barriers,
+            dict(zip(abi.SPACES, totals.read_bytes, strict=True)),
+            dict(zip(abi.SPACES, totals.written_bytes, strict=True)),
+            dict(zip(abi.SPACES, totals.accesses, strict=True)),
+            self._sites(sites),
+        )
+        return Report(self._faults(faults), counters, totals.blocks, blocks)
+
+    def _place(self, pc: int, line: int) -> tuple[SourceLine, ...]:
+        lines = self.unit.source.splitlines()
+        numbers = self.lines().find(pc) if pc else (line,)
+        if len(numbers) > 1 and "convgen_sim_access" in lines[numbers[0] - 1]:
+            numbers = numbers[1:]  # a wrapper's own call: its caller says more
+        return tuple(SourceLine(n, lines[n - 1].strip()) if 0 < n <= len(lines) else SourceLine(0, "") for n in numbers)
+
+    def _faults(self, raw: Sequence[abi.Fault]) -> tuple[Fault, ...]:
+        merged: dict[tuple[FaultKind, tuple[SourceLine, ...]], Fault] = {}
+        for fault in raw:
+            kind, place = KINDS[fault.kind], self._place(fault.pc, fault.line)
+            if known := merged.get((kind, place)):
+                merged[kind, place] = dataclasses.replace(known, count=known.count + fault.count)
+                continue
+            block, thread = _triple(fault.block), _triple(fault.thread)
+            merged[kind, place] = Fault(kind, self.kernel, place, block, thread, self._detail(kind, fault), fault.count)
+        return tuple(merged.values())[:MAX_FAULTS_REPORTED]
+
+    def _detail(self, kind: FaultKind, fault: abi.Fault) -> str:
+        if kind is FaultKind.DIVERGENT_BARRIER:
+            other = f"waits at line {fault.other_line}" if fault.other_line else "has exited"
+            return f"waits while thread {fault.other_thread} (of the block's linear order) {other}"
+        if kind is FaultKind.DEADLOCK:
+            return f"waits for lanes of mask {fault.object:#010x} that never come"
+        if kind is FaultKind.CRASH:
+            return f"{signal.Signals(fault.object).name} at address {fault.address:#x}"
+        if not fault.bytes:
+            return "the block was stopped"
+        action = "write" if fault.is_write else "read"
+        text = f"{action} of {fault.bytes} bytes at {self._object(fault)}"
+        if kind is FaultKind.RACE:
+            other = "another thread" if fault.other_thread == abi.NO_OBJECT else f"thread {fault.other_thread}"
+            text += f", which {other} accessed with no barrier between"
+        return text
+
+    def _object(self, fault: abi.Fault) -> str:
+        space = abi.SPACES[fault.space]
+        if space == "shared":
+            return f"shared memory offset {fault.offset} of {self.shared_bytes}"
+        if fault.object == abi.NO_OBJECT:
+            return f"address {fault.address:#x}, far from any buffer"
+        names = self.unit.constants if space == "constant" else self.buffers
+        return f"{space} {names[fault.object]} offset {fault.offset}"
+
+    def _sites(self, raw: Sequence[abi.Site]) -> tuple[Site, ...]:
+        sums: dict[tuple[tuple[SourceLine, ...], str, bool], list[int]] = {}
+        for site in raw:
+            key = (self._place(site.pc, 0), abi.SPACES[site.space], bool(site.is_write))
+            values = [site.instructions, site.accesses, site.bytes, site.transactions, site.ideal_transactions]
+            sums[key] = [a + b for a, b in zip(sums.get(key, [0] * 5), values, strict=True)]
+        return tuple(Site(self.kernel, *key, *values) for key, values in sorted(sums.items()))
+
+
+def _triple(index: abi.Index3) -> Triple:
+    return (index.x, index.y, index.z)

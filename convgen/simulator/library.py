@@ -1,0 +1,211 @@
+"""Kernels built for the CPU, and launches of them."""
+
+from __future__ import annotations
+
+import _ctypes
+import ctypes
+import dataclasses
+import enum
+import functools
+import os
+import tempfile
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from convgen.simulator import abi
+from convgen.simulator.findings import Findings
+from convgen.simulator.lines import LineTable
+from convgen.simulator.memory import Block, Memory
+from convgen.simulator.report import Report
+from convgen.simulator.toolchain import build_library
+from convgen.simulator.units import KernelLike, Unit, constants_name, entry_name, translation_unit
+
+MAX_FAULTS = 256
+MAX_SITES = 8192
+MAX_THREADS = 1024
+MAX_SHARED_BYTES = 227 * 1024
+
+
+class Mode(enum.Enum):
+    """FAST runs at full speed; CHECK also looks for faults; COUNT also counts transactions per line."""
+
+    FAST = "fast"
+    CHECK = "check"
+    COUNT = "count"
+
+
+@dataclass(frozen=True)
+class Texture:
+    """A 2-D texture over a buffer of fp32 (or fp16) elements: `width` x `height`, rows `pitch` bytes apart."""
+
+    block: Block
+    width: int
+    height: int
+    pitch: int
+    is_half: bool = False
+
+
+Argument = Block | Texture | int | float
+
+_SCALARS: dict[str, type[ctypes._SimpleCData]] = {  # type: ignore[type-arg]
+    "int": ctypes.c_int32,
+    "unsigned": ctypes.c_uint32,
+    "unsigned int": ctypes.c_uint32,
+    "long long": ctypes.c_int64,
+    "unsigned long long": ctypes.c_uint64,
+    "size_t": ctypes.c_uint64,
+    "float": ctypes.c_float,
+}
+
+
+def build(units: Sequence[Unit], mode: Mode) -> Library:
+    """Build the units into one library, or take it from the cache.
+
+    Raises CompileError with the compiler's log, DeviceError if the machine has no compiler.
+    """
+    return Library(build_library(translation_unit(units), check=mode is not Mode.FAST), tuple(units), mode)
+
+
+class Library:
+    """A loaded library of kernels. One launch at a time; several threads take turns outside."""
+
+    def __init__(self, image: bytes, units: tuple[Unit, ...], mode: Mode) -> None:
+        self.units = units
+        self.mode = mode
+        self._dll = _load(image)
+        self._lines = functools.cache(lambda: LineTable(image))
+        if self._dll.convgen_sim_launch_bytes() != ctypes.sizeof(abi.Launch):
+            raise AssertionError("abi.py and launch.h differ")
+        self.close = weakref.finalize(self, _unload, self._dll)
+
+    def symbol(self, unit: int, name: str) -> tuple[int, int]:
+        """Address and size in bytes of a unit's `__constant__` array. Raises KeyError if it has no such array."""
+        row = self._constants(unit)[self.units[unit].constants.index(name)]
+        return row.base, row.bytes
+
+    def launch(
+        self,
+        unit: int,
+        kernel: KernelLike,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        arguments: Sequence[Argument],
+        memory: Memory,
+        *,
+        blocks: Sequence[int] | None = None,
+        workers: int | None = None,
+    ) -> Report:
+        """Run a kernel, all of its grid or the blocks of these linear indices.
+
+        `workers` OS threads share the blocks (default: one a core). Faults are reported, not raised.
+        """
+        _check_limits(kernel, grid, block, shared_bytes, arguments)
+        textures = [a for a in arguments if isinstance(a, Texture)]
+        values = [
+            _marshal(param.ctype, argument, textures) for param, argument in zip(kernel.params, arguments, strict=True)
+        ]
+        pointers = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(v) for v in values))
+        count = self.mode is Mode.COUNT
+        buffers = memory.table(count=count)
+        texture_table = (abi.Texture * max(1, len(textures)))(
+            *(abi.Texture(t.block.address, t.pitch, t.width, t.height, t.is_half, t.block.index) for t in textures)
+        )
+        constants = self._constants(unit)
+        begin, end = self._constants_range()
+        faults = (abi.Fault * MAX_FAULTS)()
+        sites = (abi.Site * (MAX_SITES if count else 1))()
+        chosen = None if blocks is None else np.ascontiguousarray(blocks, np.uint64)
+        total = grid[0] * grid[1] * grid[2]
+        entry = getattr(self._dll, entry_name(unit, kernel.name))
+        launch = abi.Launch(
+            entry=ctypes.cast(entry, ctypes.c_void_p),
+            arguments=ctypes.addressof(pointers),
+            grid=abi.Index3(*grid),
+            block=abi.Index3(*block),
+            shared_bytes=shared_bytes,
+            check=self.mode is not Mode.FAST,
+            count=count,
+            workers=workers or _cores(),
+            blocks=None if chosen is None else chosen.ctypes.data,
+            block_count=total if chosen is None else len(chosen),
+            arena_base=memory.base,
+            buffers=ctypes.addressof(buffers),
+            buffer_count=len(memory.blocks),
+            constants=ctypes.addressof(constants),
+            constant_count=len(self.units[unit].constants),
+            constants_begin=begin,
+            constants_end=end,
+            textures=ctypes.addressof(texture_table),
+            texture_count=len(textures),
+            faults=ctypes.addressof(faults),
+            fault_capacity=MAX_FAULTS,
+            sites=ctypes.addressof(sites),
+            site_capacity=MAX_SITES if count else 0,
+        )
+        if self._dll.convgen_sim_launch(ctypes.byref(launch)):
+            raise MemoryError("the simulator could not map its stacks")
+        footprint = {b.name: b.footprint() for b in memory.blocks} if count else {}
+        names = tuple(b.name for b in memory.blocks)
+        findings = Findings(self._lines, self.units[unit], kernel.name, names, shared_bytes)
+        report = findings.report(launch, faults[: launch.fault_count], sites[: launch.site_count], total)
+        memory.settle()
+        return dataclasses.replace(report, counters=dataclasses.replace(report.counters, footprint=footprint))
+
+    def _constants(self, unit: int) -> ctypes.Array[abi.ConstantArray]:
+        size = max(1, len(self.units[unit].constants))
+        return (abi.ConstantArray * size).in_dll(self._dll, constants_name(unit))
+
+    def _constants_range(self) -> tuple[int, int]:
+        arrays = [row for unit in range(len(self.units)) for row in self._constants(unit) if row.bytes]
+        if not arrays:
+            return 0, 0
+        return min(a.base for a in arrays), max((a.base + a.bytes + 4095) & -4096 for a in arrays)
+
+
+def _check_limits(
+    kernel: KernelLike,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    shared_bytes: int,
+    arguments: Sequence[Argument],
+) -> None:
+    threads = block[0] * block[1] * block[2]
+    if not 1 <= threads <= MAX_THREADS or block[2] > 64:
+        raise ValueError(f"{kernel.name}: block {block}, expected 1 to {MAX_THREADS} threads, z up to 64")
+    if not (1 <= grid[0] < 2**31 and 1 <= grid[1] < 65536 and 1 <= grid[2] < 65536):
+        raise ValueError(f"{kernel.name}: grid {grid}, expected x from 1 to 2^31-1, y and z from 1 to 65535")
+    if not 0 <= shared_bytes <= MAX_SHARED_BYTES:
+        raise ValueError(f"{kernel.name}: {shared_bytes} bytes of shared memory, expected up to {MAX_SHARED_BYTES}")
+    if len(arguments) != len(kernel.params):
+        raise ValueError(f"{kernel.name}: {len(arguments)} arguments, expected {len(kernel.params)}")
+
+
+def _marshal(ctype: str, argument: Argument, textures: list[Texture]) -> ctypes._SimpleCData:  # type: ignore[type-arg]
+    if isinstance(argument, Block):
+        return ctypes.c_void_p(argument.address)
+    if isinstance(argument, Texture):
+        return ctypes.c_uint64(textures.index(argument) + 1)
+    plain = ctype.removeprefix("const ").strip()
+    if plain not in _SCALARS:
+        raise ValueError(f"a parameter of type {ctype} cannot take the value {argument}")
+    return _SCALARS[plain](argument)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _load(image: bytes) -> ctypes.CDLL:
+    with tempfile.NamedTemporaryFile(prefix="convgen-", suffix=".so") as file:  # loaded, it needs its name no more
+        file.write(image)
+        file.flush()
+        return ctypes.CDLL(file.name)
+
+
+def _unload(dll: ctypes.CDLL) -> None:
+    dll.convgen_sim_close()
+    _ctypes.dlclose(dll._handle)

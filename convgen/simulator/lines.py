@@ -1,0 +1,73 @@
+"""From an address in a built library to lines of the emitted source, by its DWARF debug information."""
+
+from __future__ import annotations
+
+import bisect
+import io
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class _Inlined:
+    """Where code of a call that was inlined lies, and the line of the call."""
+
+    begin: int
+    end: int
+    depth: int
+    line: int
+
+
+class LineTable:
+    """Source lines of a library's code. Without the `pyelftools` package it knows none, and warns."""
+
+    def __init__(self, library: bytes) -> None:
+        self._rows: list[tuple[int, int]] = []
+        self._inlined: list[_Inlined] = []
+        try:
+            from elftools.elf.elffile import ELFFile
+        except ModuleNotFoundError:
+            warnings.warn("source lines are not known without pyelftools: pip install 'convgen[sim]'", stacklevel=2)
+            return
+        dwarf = ELFFile(io.BytesIO(library)).get_dwarf_info()
+        for unit in dwarf.iter_CUs():
+            program = dwarf.line_program_for_CU(unit)
+            for entry in program.get_entries() if program else ():
+                # Line 0 is code that the compiler merged: the line before is the best there is.
+                if entry.state is not None and entry.state.line:
+                    self._rows.append((entry.state.address, entry.state.line))
+            self._collect(dwarf, unit, unit.get_top_DIE(), 0)
+        self._rows.sort(key=lambda row: row[0])
+        self._inlined.sort(key=lambda call: -call.depth)
+
+    def _collect(self, dwarf: Any, unit: Any, parent: Any, depth: int) -> None:
+        for die in parent.iter_children():
+            if die.tag == "DW_TAG_inlined_subroutine":
+                line = die.attributes["DW_AT_call_line"].value
+                self._inlined += [_Inlined(begin, end, depth, line) for begin, end in _ranges(dwarf, unit, die)]
+            self._collect(dwarf, unit, die, depth + 1)
+
+    def find(self, pc: int) -> tuple[int, ...]:
+        """The line of the instruction before the return address `pc`, then those of the inlined calls around it."""
+        address = pc - 1
+        index = bisect.bisect_right(self._rows, (address, 1 << 62)) - 1
+        if index < 0:
+            return (0,)
+        return (self._rows[index][1], *(c.line for c in self._inlined if c.begin <= address < c.end))
+
+
+def _ranges(dwarf: Any, unit: Any, die: Any) -> Iterator[tuple[int, int]]:
+    low, high = die.attributes.get("DW_AT_low_pc"), die.attributes.get("DW_AT_high_pc")
+    if low and high:
+        yield low.value, high.value if high.form == "DW_FORM_addr" else low.value + high.value
+    elif ranges := die.attributes.get("DW_AT_ranges"):
+        base_attribute = unit.get_top_DIE().attributes.get("DW_AT_low_pc")
+        base = base_attribute.value if base_attribute else 0
+        for entry in dwarf.range_lists().get_range_list_at_offset(ranges.value, unit):
+            if hasattr(entry, "base_address"):
+                base = entry.base_address
+            else:
+                offset = 0 if getattr(entry, "is_absolute", False) else base
+                yield entry.begin_offset + offset, entry.end_offset + offset

@@ -1,0 +1,33 @@
+// Recording what a kernel did wrong: the first of each kind and place, and a count.
+#pragma once
+
+#include "worker.h"
+
+extern "C" __attribute__((visibility("hidden"))) const char __ehdr_start[];
+extern "C" __attribute__((visibility("hidden"))) const char _end[];
+
+static inline uint64_t image_offset(const void* pc) {
+    return reinterpret_cast<uint64_t>(pc) - reinterpret_cast<uint64_t>(__ehdr_start);
+}
+
+static void record(Worker* w, Fault fault) {
+    fault.count = 1;
+    fault.block = w->block;
+    if (w->current) fault.thread = w->current->index;
+    for (uint32_t i = 0; i < w->fault_count; ++i) {
+        Fault& known = w->fault[i];
+        if (known.kind == fault.kind && known.pc == fault.pc && known.line == fault.line) {
+            ++known.count;
+            return;
+        }
+    }
+    if (w->fault_count < kMaxFaults) w->fault[w->fault_count++] = fault;
+}
+
+// Leave the block for good: its fibers are dropped where they stand. The launch ends with it.
+[[noreturn]] static void abandon(Worker* w) {
+    w->abandoned = true;
+    void* dropped;
+    convgen_sim_switch(&dropped, w->scheduler_stack_pointer);
+    __builtin_unreachable();
+}

@@ -1,0 +1,102 @@
+// What Python and the simulator exchange. Mirrored field by field in convgen/simulator/abi.py.
+#pragma once
+
+#include <stdint.h>
+
+struct Index3 {
+    uint32_t x, y, z;
+};
+
+enum Space : uint32_t { kGlobal, kShared, kConstant, kTexture, kSpaces };
+
+enum FaultKind : uint32_t {
+    kOutOfBounds,
+    kMisaligned,
+    kUninitialised,
+    kRace,
+    kReadOnly,
+    kDivergentBarrier,
+    kDeadlock,
+    kTrap,
+    kStackOverflow,
+    kCrash,
+};
+
+// One fault, the first of its kind at its place, and how often it came again.
+struct Fault {
+    uint64_t pc;       // return address within the library, from its start; 0 if `line` says the place
+    uint64_t address;  // the access, as the kernel sees it
+    int64_t offset;    // bytes from the start of the buffer, array or shared memory
+    uint64_t count;
+    FaultKind kind;
+    Space space;
+    uint32_t object;  // index of the buffer or constant array; kNoObject if the address lies in none
+    uint32_t bytes;
+    uint32_t is_write;
+    uint32_t line;
+    uint32_t other_line;    // divergent barrier: where the other thread waits, 0 if it exited
+    uint32_t other_thread;  // race, divergent barrier: linear index in the block; kNoObject if unknown
+    Index3 block, thread;
+};
+constexpr uint32_t kNoObject = 0xffffffffu;
+
+// A guarded range of global memory. `writer` and `touched` have one entry per granule of 2^granule_bits bytes, or
+// are null: a buffer with no `writer` is read-only.
+struct Buffer {
+    uint64_t base, bytes;
+    uint64_t* writer;  // 0 unwritten, 1 by the host, 2 by an earlier launch, or who wrote it in this one (shadow.h)
+    uint8_t* touched;
+    uint32_t granule_bits;
+};
+
+struct ConstantArray {
+    uint64_t base, bytes;
+};
+
+// A 2-D texture: point sampling, unnormalised coordinates, zero outside.
+struct Texture {
+    uint64_t base;
+    uint64_t pitch;
+    uint32_t width, height;
+    uint32_t is_half;
+    uint32_t buffer;
+};
+
+// What one access site (instruction) asked for. A transaction is a 32-byte sector (global), a wavefront of
+// 32 banks (shared) or a distinct address (constant, texture) of one warp instruction.
+struct Site {
+    uint64_t pc;
+    Space space;
+    uint32_t is_write;
+    uint64_t instructions, accesses, bytes, transactions, ideal_transactions;
+};
+
+struct Totals {
+    uint64_t flops, barriers, blocks;
+    uint64_t read_bytes[kSpaces], written_bytes[kSpaces], accesses[kSpaces];
+};
+
+struct Launch {
+    void (*entry)(void** arguments);
+    void** arguments;
+    Index3 grid, block;
+    uint32_t shared_bytes;
+    uint32_t check, count;
+    uint32_t workers;
+    const uint64_t* blocks;  // linear block indices to run, or null for all
+    uint64_t block_count;
+    uint64_t arena_base;  // buffer i lies in [arena_base + i * kArenaSlot, … + kArenaSlot)
+    const Buffer* buffers;
+    const ConstantArray* constants;                // those of the kernel's unit
+    uint64_t constants_begin, constants_end;       // where those of all units lie
+    const Texture* textures;
+    uint32_t buffer_count, constant_count, texture_count;
+    // results
+    Fault* faults;
+    uint32_t fault_capacity, fault_count;
+    Site* sites;
+    uint32_t site_capacity, site_count;
+    Totals totals;
+};
+constexpr uint64_t kArenaSlotBits = 34;
+constexpr uint64_t kGuardBytes = 65536;  // mapped on both sides of a buffer

@@ -1,0 +1,150 @@
+// What is known of each byte of memory: written or not, by whom, and in which interval between barriers.
+#pragma once
+
+#include "faults.h"
+#include "worker.h"
+
+struct Touch {
+    uint64_t address, pc;
+    uint32_t bytes;
+    bool write, atomic;
+};
+
+static void record_access(Worker* w, FaultKind kind, const Touch& touch, Space space, uint32_t object, int64_t offset,
+                          uint32_t other_thread = kNoObject) {
+    record(w, Fault{.pc = touch.pc, .address = touch.address, .offset = offset, .kind = kind, .space = space,
+                    .object = object, .bytes = touch.bytes, .is_write = touch.write, .other_thread = other_thread});
+}
+
+static bool misaligned(const Touch& touch) {
+    return touch.bytes <= 16 && (touch.bytes & (touch.bytes - 1)) == 0 && touch.address % touch.bytes != 0;
+}
+
+// --- shared memory: a stamp is barrier interval:32 | warp interval:16 | flags:6 | thread:10 -------------------
+
+constexpr uint64_t kThreadBits = 0x3ff;
+constexpr uint64_t kSeveralLanes = 1 << 10;  // reads: by several lanes of that warp, in that warp interval
+constexpr uint64_t kSeveralWarps = 1 << 11;  // reads: by several warps
+constexpr uint64_t kAtomic = 1 << 12;
+
+// True if the access stamped `other` and one stamped `mine`, of which one writes, are in no order.
+static inline bool unordered(uint64_t other, uint64_t mine) {
+    if (other >> 32 != mine >> 32) return false;
+    if (other & kSeveralWarps) return true;
+    if ((other ^ mine) & kThreadBits & ~31ull) return true;  // two warps
+    if ((other ^ mine) >> 16 & 0xffff) return false;         // one warp, ordered by a warp-level synchronisation
+    return other & kSeveralLanes || (other ^ mine) & kThreadBits;
+}
+
+static inline uint64_t merged_read(uint64_t known, uint64_t mine) {
+    if (known >> 32 != mine >> 32) return mine;
+    if (known & kSeveralWarps) return known;
+    if ((known ^ mine) & kThreadBits & ~31ull) return mine | kSeveralWarps;
+    if (known >> 16 == mine >> 16 && (known ^ mine) & (kThreadBits | kSeveralLanes)) return mine | kSeveralLanes;
+    return mine;
+}
+
+static void check_shared(Worker* w, const Thread* t, const Touch& touch) {
+    const int64_t offset = static_cast<int64_t>(touch.address - reinterpret_cast<uint64_t>(w->shared));
+    if (offset < 0 || offset + touch.bytes > w->launch->shared_bytes) {
+        record_access(w, kOutOfBounds, touch, kShared, kNoObject, offset);
+        if (offset < -static_cast<int64_t>(kGuardBytes) || offset > static_cast<int64_t>(kLocalsOffset - kSharedOffset - kGuardBytes))
+            abandon(w);
+        return;
+    }
+    if (misaligned(touch)) record_access(w, kMisaligned, touch, kShared, kNoObject, offset);
+    const uint64_t mine = static_cast<uint64_t>(w->interval) << 32 | t->stamp;
+    ShadowCell* cell = w->shadow() + offset;
+    bool unwritten = false, race = false;
+    uint64_t other = 0;
+    for (uint32_t i = 0; i < touch.bytes; ++i, ++cell) {
+        if (!(touch.atomic && cell->write & kAtomic) && unordered(cell->write, mine)) {
+            race = true;
+            other = cell->write;
+        }
+        if (touch.write) {
+            if (!touch.atomic && unordered(cell->read, mine)) {
+                race = true;
+                other = cell->read;
+            }
+        }
+        if (!touch.write || touch.atomic) {
+            unwritten |= cell->write >> 32 < w->block_interval;
+            if (!touch.atomic) cell->read = merged_read(cell->read, mine);
+        }
+        if (touch.write) cell->write = mine | (touch.atomic ? kAtomic : 0);
+    }
+    if (unwritten) record_access(w, kUninitialised, touch, kShared, kNoObject, offset);
+    if (race)
+        record_access(w, kRace, touch, kShared, kNoObject, offset,
+                      other & (kSeveralLanes | kSeveralWarps) ? kNoObject : other & kThreadBits);
+}
+
+// --- global memory: a writer is atomic:1 | thread in the grid + 1:43 | barrier interval:20 --------------------
+
+constexpr uint64_t kAtomicWriter = 1ull << 63;
+constexpr uint64_t kIntervalBits = (1ull << 20) - 1;
+constexpr uint64_t kUnwritten = 0;
+constexpr uint64_t kFirstWriter = 1ull << 20;
+
+static void check_global(Worker* w, const Thread* t, const Touch& touch, uint32_t object) {
+    const Buffer& buffer = w->launch->buffers[object];
+    const int64_t offset = static_cast<int64_t>(touch.address - buffer.base);
+    if (offset < 0 || static_cast<uint64_t>(offset) + touch.bytes > buffer.bytes) {
+        record_access(w, kOutOfBounds, touch, kGlobal, object, offset);
+        const int64_t guard = kGuardBytes - 64;
+        if (offset < -guard || offset > static_cast<int64_t>(buffer.bytes) + guard - touch.bytes) abandon(w);
+        return;
+    }
+    if (misaligned(touch)) record_access(w, kMisaligned, touch, kGlobal, object, offset);
+    const uint64_t first = static_cast<uint64_t>(offset) >> buffer.granule_bits;
+    const uint64_t last = static_cast<uint64_t>(offset + touch.bytes - 1) >> buffer.granule_bits;
+    if (buffer.touched)
+        for (uint64_t i = first; i <= last; ++i) buffer.touched[i] = 1;
+    if (!buffer.writer) {
+        if (touch.write) record_access(w, kReadOnly, touch, kGlobal, object, offset);
+        return;
+    }
+    const uint64_t block_first = w->block_linear * w->threads + 1;
+    const uint64_t mine = (block_first + t->linear) << 20 | (w->interval & kIntervalBits);
+    bool unwritten = false, race = false;
+    uint32_t other_thread = kNoObject;
+    for (uint64_t i = first; i <= last; ++i) {
+        const uint64_t other = buffer.writer[i];
+        if (!touch.write || touch.atomic) unwritten |= other == kUnwritten;
+        if (other >= kFirstWriter && !(other & kAtomicWriter) && !touch.atomic && (other ^ mine) >> 20) {
+            const uint64_t thread = (other >> 20) - block_first;  // huge if of another block
+            const bool same_interval = ((other ^ mine) & kIntervalBits) == 0;
+            if (thread >= w->threads) {
+                race |= touch.write;
+            } else if (same_interval && (touch.write || thread / kWarp != t->linear / kWarp)) {
+                race = true;
+                other_thread = static_cast<uint32_t>(thread);
+            }
+        }
+        if (touch.write) buffer.writer[i] = touch.atomic ? mine | kAtomicWriter : mine;
+    }
+    if (unwritten) record_access(w, kUninitialised, touch, kGlobal, object, offset);
+    if (race) record_access(w, kRace, touch, kGlobal, object, offset, other_thread);
+}
+
+// --- constant arrays and other data of the library ------------------------------------------------------------
+
+// Whether the access is to constant memory; tables the compiler made are none of ours.
+static bool check_constant(Worker* w, const Touch& touch) {
+    const Launch* launch = w->launch;
+    if (touch.address - launch->constants_begin >= launch->constants_end - launch->constants_begin) return false;
+    uint32_t nearest = kNoObject;  // the last array that begins at or below the address
+    for (uint32_t i = 0; i < launch->constant_count; ++i) {
+        const ConstantArray& array = launch->constants[i];
+        if (touch.address >= array.base && (nearest == kNoObject || array.base > launch->constants[nearest].base)) nearest = i;
+    }
+    const int64_t offset = nearest == kNoObject ? 0 : static_cast<int64_t>(touch.address - launch->constants[nearest].base);
+    if (nearest == kNoObject || static_cast<uint64_t>(offset) + touch.bytes > launch->constants[nearest].bytes)
+        record_access(w, kOutOfBounds, touch, kConstant, nearest, offset);
+    else if (touch.write)
+        record_access(w, kReadOnly, touch, kConstant, nearest, offset);
+    else if (misaligned(touch))
+        record_access(w, kMisaligned, touch, kConstant, nearest, offset);
+    return true;
+}

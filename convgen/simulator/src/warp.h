@@ -1,0 +1,84 @@
+// Warp-level waiting: shuffles, votes and __syncwarp end when every lane of the mask has come or exited.
+#pragma once
+
+#include "counters.h"
+#include "worker.h"
+
+enum WarpOperation { kWarpSync, kShuffle, kShuffleUp, kShuffleDown, kShuffleXor, kBallot, kMatchAny };
+
+static inline uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+static inline void wake(Worker* w, Thread* t) {
+    w->state[t->linear] = kRunnable;
+    ++w->awake[t->linear / kWarp];
+}
+
+static int source_lane(const Thread* t, int lane) {
+    const int segment = lane & ~(t->width - 1);
+    switch (t->operation) {
+        case kShuffle: return segment + (t->operand & (t->width - 1));
+        case kShuffleUp: return lane - t->operand < segment ? lane : lane - t->operand;
+        case kShuffleDown: return lane + t->operand >= segment + t->width ? lane : lane + t->operand;
+        default: return (lane ^ t->operand) >= segment + t->width ? lane : lane ^ t->operand;
+    }
+}
+
+static uint64_t warp_result(const Thread* lanes, uint32_t mask, int lane) {
+    const Thread* t = &lanes[lane];
+    uint64_t result = 0;
+    switch (t->operation) {
+        case kWarpSync: return 0;
+        case kBallot:
+            for (uint32_t i = 0; i < kWarp; ++i)
+                if (mask >> i & 1) result |= (lanes[i].value & 1) << i;
+            return result;
+        case kMatchAny:
+            for (uint32_t i = 0; i < kWarp; ++i)
+                if (mask >> i & 1 && lanes[i].value == t->value) result |= 1ull << i;
+            return result;
+        default: {
+            const int from = source_lane(t, lane);
+            return mask >> from & 1 ? lanes[from].value : t->value;
+        }
+    }
+}
+
+// If all lanes of t's mask are there for the same operation, give each its result and let them run.
+static void try_collective(Worker* w, Thread* t) {
+    const uint32_t base = t->linear & ~(kWarp - 1);
+    Thread* lanes = &w->thread[base];
+    uint32_t present = 0;
+    uint32_t newest = 0;
+    for (uint32_t lane = 0; lane < kWarp; ++lane) {
+        if (!(t->mask >> lane & 1)) continue;
+        if (base + lane >= w->threads || w->state[base + lane] == kDone) continue;
+        const Thread* other = &lanes[lane];
+        if (w->state[base + lane] != kAtWarp || other->mask != t->mask || other->operation != t->operation) return;
+        present |= 1u << lane;
+        if (other->stamp > newest) newest = other->stamp;
+    }
+    for (uint32_t lane = 0; lane < kWarp; ++lane)
+        if (present >> lane & 1) lanes[lane].result = warp_result(lanes, present, lane);
+    for (uint32_t lane = 0; lane < kWarp; ++lane) {
+        if (!(present >> lane & 1)) continue;
+        lanes[lane].stamp = (((newest >> 16) + 1) << 16) | lanes[lane].linear;
+        wake(w, &lanes[lane]);
+    }
+}
+
+// Called once t waits or is done.
+static void fall_asleep(Worker* w, Thread* t) {
+    const uint32_t warp = t->linear / kWarp;
+    const uint32_t base = warp * kWarp;
+    if (--w->awake[warp] == 0 && w->launch->count) {
+        flush_traces(w, base);
+        for (uint32_t i = base; i < base + kWarp && i < w->threads; ++i)
+            if (w->state[i] == kTraceFull) wake(w, &w->thread[i]);
+    }
+    if (w->state[t->linear] == kAtWarp) {
+        try_collective(w, t);
+    } else if (w->state[t->linear] == kDone) {  // its exit may complete what other lanes wait for
+        for (uint32_t i = base; i < base + kWarp && i < w->threads; ++i)
+            if (w->state[i] == kAtWarp) try_collective(w, &w->thread[i]);
+    }
+}

@@ -1,0 +1,164 @@
+"""What several strategies need alike: names, parameters, type constants, a first-order cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from convgen.gather import Gather
+from convgen.plan import Arg, BatchArg, BatchExtent, Extent, Param, TensorArg
+from convgen.problem import Activation, Conv, DType, PadMode
+from convgen.target import Target
+
+SIMT_DTYPES = (DType.FP32, DType.TF32, DType.FP16, DType.BF16)
+"""What the CUDA-core kernels compute: fp32 arithmetic on these storage types (TF32 problems too, more exactly)."""
+
+MAX_GRID_X = (1 << 31) - 1
+MAX_COORDINATE = (1 << 31) - 1
+
+_HEADERS = {"float": "device/fp32.cuh", "__half": "device/fp16.cuh", "__nv_bfloat16": "device/bf16.cuh"}
+_BORDERS = {
+    PadMode.ZEROS: "kZeros",
+    PadMode.REPLICATE: "kReplicate",
+    PadMode.REFLECT: "kReflect",
+    PadMode.CIRCULAR: "kCircular",
+}
+_ACTIVATIONS = {
+    Activation.NONE: "kNone",
+    Activation.RELU: "kRelu",
+    Activation.RELU6: "kRelu6",
+    Activation.GELU: "kGelu",
+    Activation.SILU: "kSilu",
+    Activation.HARDSWISH: "kHardswish",
+    Activation.LEAKY_RELU: "kLeakyRelu",
+}
+
+
+def not_covered(problem: Conv) -> str | None:
+    """Why a CUDA-core kernel cannot take the problem's types or extents; None if it can."""
+    for role, dtype in (("dtype", problem.dtype), ("out_dtype", problem.out_dtype)):
+        if dtype not in SIMT_DTYPES:
+            names = ", ".join(d.value for d in SIMT_DTYPES)
+            return f"{role}={dtype.value} has no kernel yet; CUDA cores compute {names}"
+    reach = max(
+        (o - 1) * s + (f - 1) * d + 1 + extent
+        for o, s, f, d, extent in zip(
+            problem.out, problem.stride, problem.filter, problem.dilation, problem.spatial, strict=True
+        )
+    )
+    largest = max(reach, problem.c, problem.k, problem.max_batch or 1)
+    if largest > MAX_COORDINATE:
+        return f"an index along one axis reaches {largest}; kernels keep coordinates in 32 bits"
+    return None
+
+
+def kernel_name(problem: Conv, strategy: str, part: str = "") -> str:
+    """A name a profiler can show: operation, strategy, sizes, dtype, layout."""
+
+    def dims(values: tuple[int, ...]) -> str:
+        return "x".join(map(str, values))
+
+    batch = "any" if problem.is_runtime_batch else str(problem.n)
+    name = f"{problem.op}_{problem.direction.value}_{strategy}{'_' + part if part else ''}"
+    name += f"_n{batch}c{problem.c}i{dims(problem.spatial)}_k{problem.k}f{dims(problem.filter)}"
+    if set(problem.stride) != {1}:
+        name += f"s{dims(problem.stride)}"
+    if set(problem.dilation) != {1}:
+        name += f"d{dims(problem.dilation)}"
+    if problem.groups != 1:
+        name += f"g{problem.groups}"
+    return f"{name}_{problem.dtype.value}_{problem.layout.text(problem.nd)}"
+
+
+def gather_constants(problem: Conv, g: Gather) -> dict[str, Any]:
+    """The template constants every gather kernel uses. Extents of an empty result are given as 1: it has no launch."""
+    spec = problem.epilogue
+    flags = (("scale", spec.scale), ("shift", spec.shift), ("bias", spec.bias), ("residual", spec.residual))
+    types = {"float": None, g.x.dtype.ctype: None, g.y.dtype.ctype: None}
+    return {
+        "problem": str(problem),
+        "direction": problem.direction.value,
+        "x_name": g.x.name,
+        "w_name": g.w.name,
+        "y_name": g.y.name,
+        "type_headers": [_HEADERS[ctype] for ctype in types],
+        "in_t": g.x.dtype.ctype,
+        "out_t": g.y.dtype.ctype,
+        "offset_t": "long long" if g.wide else "int",
+        "batch": None if g.batch is None else max(g.batch, 1),
+        "groups": g.groups,
+        "m": max(g.m, 1),
+        "q": g.q,
+        "axes": g.axes,
+        "border": _BORDERS[g.pad_mode],
+        "terms_vanish": g.terms_vanish,
+        "x_batch": g.x_batch, "x_group": g.x_group, "x_q": g.x_q,
+        "w_group": g.w_group, "w_m": g.w_m, "w_q": g.w_q,
+        "y_batch": g.y_batch, "y_group": g.y_group, "y_m": g.y_m,
+        "epilogue": [name for name, present in flags if present],
+        "epilogue_params": epilogue_params(problem),
+        "activation": _ACTIVATIONS[spec.activation],
+        "slope": repr(float(spec.slope)),
+        "accumulate": problem.accumulate,
+    }  # fmt: skip
+
+
+def epilogue_params(problem: Conv) -> tuple[Param, ...]:
+    """The epilogue's pointers, in the order it applies them."""
+    spec = problem.epilogue
+    params = []
+    if spec.scale:
+        params.append(Param("scale", "const float*"))
+    if spec.shift:
+        params.append(Param("shift", "const float*"))
+    if spec.bias:
+        params.append(Param("bias", f"const {problem.tensor('bias').dtype.ctype}*"))
+    if spec.residual:
+        params.append(Param("residual", f"const {problem.tensor('residual').dtype.ctype}*"))
+    return tuple(params)
+
+
+def epilogue_args(problem: Conv) -> tuple[Arg, ...]:
+    return tuple(TensorArg(p.name) for p in epilogue_params(problem))
+
+
+def batch_param(g: Gather) -> tuple[tuple[Param, ...], tuple[Arg, ...]]:
+    """The parameter that carries a runtime batch, under the name of its role; nothing for a fixed one."""
+    if g.batch is None:
+        return (Param("batch", "int"),), (BatchArg(),)
+    if g.q is None:
+        return (Param("reduction", "int"),), (BatchArg(),)
+    return (), ()
+
+
+def per_batch(g: Gather, total: int, by: int = 1) -> Extent:
+    """ceil(total / by), where `total` counts the whole of a fixed batch or of the typical one.
+
+    A runtime batch appears in y only as the outer extent (fprop, dgrad), so the count is proportional to it.
+    """
+    if g.batch is None:
+        return BatchExtent(total // g.typical_batch, by)
+    return -(-total // by)
+
+
+def largest_extent(problem: Conv, extent: Extent) -> int:
+    """The extent at the largest batch the problem admits (its typical one if that has no bound)."""
+    return extent.at(problem.max_batch or problem.typical_batch) if isinstance(extent, BatchExtent) else extent
+
+
+def dense_pack(count: int, contiguous_stride: int, other_strides: tuple[int, ...]) -> bool:
+    """True if `count` neighbours along an axis of that stride form an aligned vector at every other index."""
+    return contiguous_stride == 1 and all(stride % count == 0 for stride in other_strides)
+
+
+def first_order_cost(
+    target: Target, *, flops: float, bytes_moved: float, threads: int, efficiency: float, launches: int
+) -> float:
+    """Seconds from the larger of arithmetic and traffic, a part-filled GPU, and launch overhead.
+
+    `efficiency` is the fraction of the FMA rate the inner loop can reach; `threads` those that exist, of which
+    about 512 a multiprocessor are needed to reach either rate.
+    """
+    fill = min(1.0, threads / (target.sm_count * 512))
+    arithmetic = flops / (target.peak.fp32 * efficiency * max(fill, 1e-3))
+    traffic = bytes_moved / (target.attainable.bandwidth * max(fill, 1e-2))
+    return max(arithmetic, traffic) + 3e-6 * launches

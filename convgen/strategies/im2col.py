@@ -1,0 +1,433 @@
+"""Explicit im2col: the input unrolled into a matrix of patches, then a matrix product of our own.
+
+With columns that are (batch element, position) and terms that are (summed channel, tap), every group is
+y[m, column] = sum over terms of w[m, term] * unrolled[term, column]. The unrolled matrix lies in the workspace in the
+operand's storage type; when it would pass the cap, the batch and then the rows are cut into chunks, each unrolled
+and multiplied before the next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from convgen.errors import ConfigError
+from convgen.gather import Gather, gather
+from convgen.plan import (
+    BatchExtent,
+    Buffer,
+    Extent,
+    Kernel,
+    Launch,
+    Param,
+    Placement,
+    Plan,
+    ScalarArg,
+    Step,
+    TensorArg,
+    WorkspaceArg,
+    extent_at,
+)
+from convgen.problem import Conv
+from convgen.space import Config, Space
+from convgen.strategies import common, matrix_form
+from convgen.target import Target
+
+THREADS = 256
+"""Threads a block of the unrolling and of the reduction."""
+PACK = 4
+"""Elements an aligned access of the unrolled matrix brings."""
+SKEW = 4
+"""Floats between the rows of a tile in shared memory, kSkew in device/tile.cuh."""
+MAX_CHUNKS = 256
+MAX_SPLITS = 64
+MAX_COLUMNS = 1 << 30
+
+
+@dataclass(frozen=True)
+class Im2colConfig(Config):
+    """How the matrix is laid out and how the product is tiled."""
+
+    patches: str
+    """"rows": a patch is contiguous; "columns": neighbouring patches are; "in_place": x is the matrix already."""
+    block_m: int
+    block_n: int
+    block_k: int
+    """Result channels, columns and terms of a block's tiles."""
+    thread_m: int
+    thread_n: int
+    split_k: int
+    """Parts of the sum that run in parallel, added in a fixed order by a third kernel."""
+    workspace_mib: int
+    """The most the unrolled matrix may take, and the partial results."""
+
+    @property
+    def threads(self) -> int:
+        return self.block_m // self.thread_m * (self.block_n // self.thread_n)
+
+    @property
+    def workspace_bytes(self) -> int:
+        return self.workspace_mib << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """The part of the columns that is unrolled at a time: `batch` elements by `rows` of the outermost axis."""
+
+    batch: int | None
+    """None: the whole of a runtime batch."""
+    rows: int
+    out: int
+    """Columns of one batch element."""
+    starts: tuple[tuple[int, int], ...]
+    """First element and first row of each chunk."""
+    terms: int
+    """Height of the matrix: the terms, padded to whole tiles."""
+    elements: int
+    """Elements of the matrix, padded to whole tiles, at the largest batch."""
+
+
+class Im2col:
+    """See the module's text."""
+
+    name = "im2col"
+    summary = "the input unrolled into a matrix of patches in the workspace, then a register-blocked GEMM"
+
+    def why_not(self, problem: Conv, target: Target) -> str | None:
+        reason = common.not_covered(problem)
+        if reason is not None:
+            return reason
+        g = gather(problem)
+        if g.preimages:
+            return (f"in the dgrad of pad_mode={problem.pad_mode.value} several padded positions read one pixel, so "
+                    "the unrolled matrix has no fixed height; direct covers it")  # fmt: skip
+        if g.q is None:
+            return ("the sums run over the batch, which is known at run time only, so the unrolled matrix has no fixed "
+                    "height; direct covers it")  # fmt: skip
+        if g.batch is None and problem.max_batch is None:
+            return "the batch has no bound, so neither has the unrolled matrix; give one as in n=*<=128"
+        if g.is_empty or not g.has_terms:
+            return "there is nothing to multiply; direct writes what is left"
+        batch = g.batch if g.batch is not None else problem.max_batch or 1
+        row = g.out // g.axes[0].out * (1 if g.batch is not None else batch)
+        if max(g.q * g.taps, row, batch * g.out // (MAX_CHUNKS // 4)) > MAX_COLUMNS:
+            return f"a chunk of the unrolled matrix would pass {MAX_COLUMNS} terms or columns, the most it may have"
+        return None
+
+    def space(self, problem: Conv, target: Target) -> Space:
+        g = gather(problem)
+        terms = g.q_size * g.taps
+        return Space(
+            Im2colConfig,
+            {
+                "patches": ("rows", "columns", *(("in_place",) if matrix_form.is_matrix(g) else ())),
+                "block_m": (4, 8, 16, 32, 64, 128, 256),
+                "block_n": (32, 64, 128, 256),
+                "block_k": (4, 8, 16, 32),
+                "thread_m": (1, 2, 4, 8, 16),
+                "thread_n": (1, 2, 4, 8, 16),
+                "split_k": tuple(s for s in (1, 2, 4, 8, 16, 32, 64) if s == 1 or s * 16 <= terms),
+                "workspace_mib": (16, 32, 64, 256, 1024, 4096),
+            },
+        )
+
+    def check(self, problem: Conv, config: Im2colConfig, target: Target) -> None:
+        g = gather(problem)
+        c = config
+        if c.patches not in ("rows", "columns", "in_place"):
+            raise ConfigError(f"patches={c.patches}: expected rows, columns or in_place")
+        if c.patches == "in_place" and not matrix_form.is_matrix(g):
+            raise ConfigError("patches=in_place: x is the unrolled matrix only without padding and with a single tap "
+                              "or a single position along every axis")  # fmt: skip
+        for field in ("block_m", "block_n", "block_k", "thread_m", "thread_n"):
+            value = getattr(c, field)
+            if value < 1 or value & (value - 1):
+                raise ConfigError(f"{field}={value}: expected a power of two, so that tiles are shared out evenly")
+        for field in ("split_k", "workspace_mib"):
+            if getattr(c, field) < 1:
+                raise ConfigError(f"{field}={getattr(c, field)}: expected at least 1")
+        if c.block_k % PACK:
+            raise ConfigError(f"block_k={c.block_k}: expected a multiple of {PACK}, what a load of a patch brings")
+        if c.block_m % (4 * c.thread_m) or c.block_n % (8 * c.thread_n):
+            raise ConfigError(f"block {c.block_m} x {c.block_n} of threads' {c.thread_m} x {c.thread_n}: a warp is "
+                              "4 x 8 threads, so that its shared loads have no bank conflict")  # fmt: skip
+        if c.threads > target.max_threads_per_block:
+            raise ConfigError(f"{c.threads} threads: a block has at most {target.max_threads_per_block}")
+        registers = _registers(g, c)
+        limit = min(target.max_registers_per_thread, target.registers_per_sm // c.threads)
+        if registers > limit:
+            raise ConfigError(f"thread_m={c.thread_m}, thread_n={c.thread_n}, block_k={c.block_k}: sums, operands and "
+                              f"elements under way take about {registers} registers, a thread has {limit}")  # fmt: skip
+        if _shared_bytes(c) > target.shared_per_block:
+            raise ConfigError(
+                f"tiles take {_shared_bytes(c)} bytes of shared memory, a block has {target.shared_per_block}"
+            )
+        self._check_sizes(problem, g, c)
+
+    def _check_sizes(self, problem: Conv, g: Gather, c: Im2colConfig) -> None:
+        if c.split_k > MAX_SPLITS or c.split_k > -(-g.q_size * g.taps // c.block_k):
+            raise ConfigError(f"split_k={c.split_k}: at most {MAX_SPLITS}, and a tile of terms for each part")
+        chunks = _chunks(problem, g, c)
+        if len(chunks.starts) > MAX_CHUNKS:
+            raise ConfigError(f"workspace_mib={c.workspace_mib}: {len(chunks.starts)} chunks, and launching more than "
+                              f"{MAX_CHUNKS} would take longer than the work")  # fmt: skip
+        partial = 4 * c.split_k * _results(problem, g)
+        if c.split_k > 1 and partial > c.workspace_bytes:
+            raise ConfigError(f"split_k={c.split_k}: partial results of {partial} bytes pass {c.workspace_mib} MiB")
+        blocks = common.largest_extent(problem, _column_tiles(g, c, chunks, _channel_tiles(g, c)))
+        if blocks > common.MAX_GRID_X:
+            raise ConfigError(f"{blocks} blocks: a grid has at most {common.MAX_GRID_X}; use larger tiles")
+
+    def default(self, problem: Conv, target: Target) -> Im2colConfig:
+        g = gather(problem)
+        columns = g.batch_size * g.out
+        block_m = min(max(_power_of_two_at_least(g.m), 4), 128)
+        block_n = min(max(_power_of_two_at_least(columns), 32), 128)
+
+        def blocks() -> int:
+            return g.groups * -(-g.m // block_m) * -(-columns // block_n)
+
+        if blocks() < target.sm_count and block_n > 64:
+            block_n = 64
+        if blocks() < target.sm_count and block_m > 64:
+            block_m = 64
+        wanted = -(-2 * target.sm_count // blocks())
+        split_k = _power_of_two_at_most(min(wanted, MAX_SPLITS, max(g.q_size * g.taps // 128, 1)))
+        patches = "in_place" if matrix_form.is_matrix(g) else "rows" if matrix_form.rows_suit(g) else "columns"
+        block_k = 8 if g.x.dtype.itemsize == 4 else 16
+        config = Im2colConfig(patches, block_m, block_n, block_k, max(block_m // 16, 1), block_n // 16, split_k, 256)
+        return _with_room(problem, g, config)
+
+    def cost(self, problem: Conv, config: Im2colConfig, target: Target) -> float:
+        g = gather(problem)
+        c = config
+        chunks = _chunks(problem, g, c)
+        tiles = len(chunks.starts) * extent_at(_column_tiles(g, c, chunks, _channel_tiles(g, c)), g.typical_batch)
+        matrix = 0 if c.patches == "in_place" else g.groups * chunks.terms * g.batch_size * g.out * g.x.dtype.itemsize
+        tile_loads = tiles * (c.block_m + c.block_n) * chunks.terms * g.x.dtype.itemsize
+        partial = 8 * c.split_k * g.y.size if c.split_k > 1 else 0
+        sums, operands = c.thread_m * c.thread_n, c.thread_m + c.thread_n
+        return common.first_order_cost(
+            target,
+            flops=2.0 * tiles * c.block_m * c.block_n * chunks.terms,
+            bytes_moved=problem.bytes + matrix + max(matrix, tile_loads / 4) + partial,
+            threads=tiles * c.threads * c.split_k // len(chunks.starts),
+            efficiency=min(0.75, sums / (sums + 2 * operands)),
+            launches=len(chunks.starts) * (1 + (c.patches != "in_place")) + (c.split_k > 1),
+        )
+
+    def lower(self, problem: Conv, config: Im2colConfig, target: Target) -> Plan:
+        g = gather(problem)
+        c = config
+        chunks = _chunks(problem, g, c)
+        in_place, split = c.patches == "in_place", c.split_k > 1
+        in_t = g.x.dtype.ctype
+        batch_params, batch_args = common.batch_param(g)
+        epilogue_params, epilogue_args = common.epilogue_params(problem), common.epilogue_args(problem)
+        chunk_params = (*batch_params, Param("first_batch", "int"), Param("first_row", "int"))
+        y_param, y_arg = Param("y", f"{g.y.dtype.ctype}*"), TensorArg(g.y.name)
+        x_param, w_param = Param("x", f"const {in_t}*"), Param("w", f"const {in_t}*")
+        matrix = x_param if in_place else Param("columns", f"const {in_t}*")
+        store = (Param("partial", "float*"),) if split else (*epilogue_params, y_param)
+
+        def kernel(part: str, *params: Param) -> Kernel:
+            return Kernel(common.kernel_name(problem, self.name, part), params)
+
+        unroll = kernel("unroll", x_param, Param("columns", f"{in_t}*"), *chunk_params)
+        gemm = kernel("gemm", matrix, w_param, *store, *chunk_params)
+        reduce = kernel("reduce", Param("partial", "const float*"), *epilogue_params, y_param, *batch_params)
+
+        matrix_arg = TensorArg(g.x.name) if in_place else WorkspaceArg("columns")
+        store_args = (WorkspaceArg("partial"),) if split else (*epilogue_args, y_arg)
+        tile_elements = g.groups * chunks.terms * c.block_n
+        unroll_grid = (_column_tiles(g, c, chunks, -(-tile_elements // (PACK * THREADS))), 1, 1)
+        gemm_grid = (_column_tiles(g, c, chunks, _channel_tiles(g, c)), c.split_k, 1)
+        steps: list[Step] = []
+        for first in chunks.starts:
+            chunk_args = (*batch_args, *(ScalarArg(value) for value in first))
+            if not in_place:
+                unroll_args = (TensorArg(g.x.name), WorkspaceArg("columns"), *chunk_args)
+                steps.append(Launch(unroll, unroll_grid, (THREADS, 1, 1), unroll_args))
+            gemm_args = (matrix_arg, TensorArg(g.w.name), *store_args, *chunk_args)
+            steps.append(Launch(gemm, gemm_grid, (c.threads, 1, 1), gemm_args, _shared_bytes(c)))
+        if split:
+            reduce_args = (WorkspaceArg("partial"), *epilogue_args, y_arg, *batch_args)
+            reduce_grid = (common.per_batch(g, g.y.size, by=THREADS), 1, 1)
+            steps.append(Launch(reduce, reduce_grid, (THREADS, 1, 1), reduce_args))
+
+        along_terms, x_pack = _matrix_access(g, c, chunks)
+        filter_along_terms, filter_pack = matrix_form.filter_access(g)
+        store_mode, y_pack = _store(g, c, chunks)
+        buffers = []
+        if not in_place:
+            buffers.append(Buffer("columns", _column_tiles(g, c, chunks, tile_elements * g.x.dtype.itemsize)))
+        if split:
+            buffers.append(Buffer("partial", common.per_batch(g, 4 * c.split_k * g.y.size)))
+        packs = ((g.x, x_pack), (g.w, filter_pack), (g.y, y_pack))
+        alignment = {spec.name: pack * spec.dtype.itemsize for spec, pack in packs if pack > 1}
+        wide = g.wide or max(chunks.elements, c.split_k * _results(problem, g)) > (1 << 31) - 1
+        constants = common.gather_constants(problem, g) | {
+            "config": str(c),
+            "offset_t": "long long" if wide else "int",
+            "unroll_kernel": unroll.name,
+            "gemm_kernel": gemm.name,
+            "reduce_kernel": reduce.name,
+            "unroll_params": unroll.params,
+            "gemm_params": gemm.params,
+            "reduce_params": reduce.params,
+            "patches": c.patches,
+            "chunk_batch": chunks.batch,
+            "chunk_rows": chunks.rows,
+            "chunk_out": chunks.out,
+            "chunk_count": len(chunks.starts),
+            "q_fastest": matrix_form.q_fastest(g),
+            "batch_fastest": matrix_form.batch_fastest(g),
+            "block_m": c.block_m,
+            "block_n": c.block_n,
+            "block_k": c.block_k,
+            "thread_m": c.thread_m,
+            "thread_n": c.thread_n,
+            "threads": c.threads,
+            "resident": _resident(g, c, target),
+            "splits": c.split_k,
+            "along_terms": along_terms,
+            "x_pack": x_pack,
+            "filter_along_terms": filter_along_terms,
+            "filter_pack": filter_pack,
+            "filter_step": matrix_form.filter_step(g),
+            "store": store_mode,
+            "result_elements": "static_cast<offset_t>(batch) * kYBatch" if g.batch is None else g.y.size,
+            "channel_stride": g.y.strides[0 if g.y.name == "dw" else 1],
+        }
+        return Plan(
+            problem, self.name, c, target,
+            template="conv/im2col.cu.j2",
+            constants=constants,
+            kernels=(*(() if in_place else (unroll,)), gemm, *((reduce,) if split else ())),
+            steps=tuple(steps),
+            workspace=tuple(buffers),
+            alignment=alignment,
+            placements=_placements(g, c, chunks),
+        )  # fmt: skip
+
+
+# --- chunks ------------------------------------------------------------------------------------------
+
+
+def _chunks(problem: Conv, g: Gather, c: Im2colConfig) -> Chunks:
+    itemsize = g.x.dtype.itemsize
+    terms = -(-g.q_size * g.taps // c.block_k) * c.block_k
+    room = MAX_COLUMNS
+    if c.patches != "in_place":
+        room = min(room, c.workspace_bytes // (g.groups * terms * itemsize) // c.block_n * c.block_n)
+    rows = g.axes[0].out
+    width = g.out // rows
+    most = g.batch if g.batch is not None else problem.max_batch or problem.typical_batch
+    together = most if g.batch is None else 1
+    if room < together * width:
+        need = g.groups * terms * -(-together * width // c.block_n) * c.block_n * itemsize
+        part = "one row of the whole batch" if g.batch is None else "one row of one element"
+        raise ConfigError(f"workspace_mib={c.workspace_mib}: {part} already unrolls into {need} bytes")
+    chunk_rows = _even(rows, room // (together * width))
+    chunk_batch = most if g.batch is None else _even(most, max(room // g.out, 1))
+    starts = tuple((b, row) for b in range(0, most, chunk_batch) for row in range(0, rows, chunk_rows))
+    out = chunk_rows * width
+    elements = g.groups * terms * -(-chunk_batch * out // c.block_n) * c.block_n
+    return Chunks(None if g.batch is None else chunk_batch, chunk_rows, out, starts, terms, elements)
+
+
+def _even(total: int, most: int) -> int:
+    """The size of the fewest equal parts of at most `most` that `total` splits into."""
+    parts = -(-total // max(most, 1))
+    return -(-total // parts)
+
+
+def _with_room(problem: Conv, g: Gather, c: Im2colConfig) -> Im2colConfig:
+    """The config with its cap doubled until a chunk fits, the chunks are few and the partial results fit."""
+    while True:
+        if 4 * c.split_k * _results(problem, g) <= c.workspace_bytes or c.split_k == 1:
+            try:
+                if len(_chunks(problem, g, c).starts) <= MAX_CHUNKS:
+                    return c
+            except ConfigError:
+                pass
+        c = dataclasses.replace(c, workspace_mib=2 * c.workspace_mib)
+
+
+def _column_tiles(g: Gather, c: Im2colConfig, chunks: Chunks, scale: int) -> Extent:
+    """`scale` for every tile of a chunk's columns."""
+    if chunks.batch is None:
+        return BatchExtent(chunks.out, c.block_n, scale)
+    return scale * -(-chunks.batch * chunks.out // c.block_n)
+
+
+def _channel_tiles(g: Gather, c: Im2colConfig) -> int:
+    return g.groups * -(-g.m // c.block_m)
+
+
+def _results(problem: Conv, g: Gather) -> int:
+    """Elements of y at the largest batch."""
+    if g.batch is not None:
+        return g.y.size
+    return g.y.size // g.typical_batch * (problem.max_batch or g.typical_batch)
+
+
+def _registers(g: Gather, c: Im2colConfig) -> int:
+    """About what a thread of the product needs: sums, a row of operands, elements under way, addresses."""
+    under_way = -(-(c.block_m + c.block_n) * c.block_k * g.x.dtype.itemsize // (4 * c.threads))
+    return c.thread_m * c.thread_n + c.thread_m + c.thread_n + under_way + 40
+
+
+def _resident(g: Gather, c: Im2colConfig, target: Target) -> int:
+    """Blocks of the product that a multiprocessor shall have room for: what the compiler allots registers by."""
+    threads = min(target.registers_per_sm // _registers(g, c), target.max_threads_per_sm)
+    blocks = min(threads // c.threads, target.shared_per_sm // (_shared_bytes(c) + target.shared_reserved))
+    return min(max(blocks, 1), target.max_blocks_per_sm)
+
+
+def _shared_bytes(c: Im2colConfig) -> int:
+    return 2 * 4 * c.block_k * (c.block_m + c.block_n + 2 * SKEW)
+
+
+def _power_of_two_at_most(value: int) -> int:
+    return 1 << (max(value, 1).bit_length() - 1)
+
+
+def _power_of_two_at_least(value: int) -> int:
+    return 1 << (max(value, 1) - 1).bit_length()
+
+
+# --- accesses ----------------------------------------------------------------------------------------
+
+
+def _matrix_access(g: Gather, c: Im2colConfig, chunks: Chunks) -> tuple[bool, int]:
+    """Whether packs of the matrix run along the terms, and how many elements a read of x brings."""
+    if c.patches == "in_place":
+        return matrix_form.matrix_access(g, chunks.batch or 1, chunks.rows)
+    return c.patches == "rows", matrix_form.channel_pack(g) if c.patches == "rows" else 1
+
+
+def _store(g: Gather, c: Im2colConfig, chunks: Chunks) -> tuple[str, int]:
+    """What a store writes, "channels" or "positions" that are neighbours in y or else "elements", and how many."""
+    if c.split_k == 1:
+        if matrix_form.channels_stored_together(g, min(c.thread_m, PACK)):
+            return "channels", min(c.thread_m, PACK)
+        if matrix_form.columns_stored_together(g, min(c.thread_n, PACK), chunks.batch or 1, chunks.rows):
+            return "positions", min(c.thread_n, PACK)
+    return "elements", 1
+
+
+def _placements(g: Gather, c: Im2colConfig, chunks: Chunks) -> tuple[Placement, ...]:
+    why = f"workspace: {len(chunks.starts)} chunks, each written once and read once a row of tiles"
+    unrolled = Placement("columns", "global", chunks.elements * g.x.dtype.itemsize, why)
+    return (
+        Placement(g.x.name, "L1/L2", g.x.nbytes, "read once a tap; neighbouring patches overlap in L1 and L2"),
+        *((unrolled,) if c.patches != "in_place" else ()),
+        Placement(g.w.name, "L1/L2", g.w.nbytes, "every block of a row of tiles reads the same part"),
+        Placement("tiles", "shared", _shared_bytes(c),
+                  "fp32, two of each operand: one is filled while the other is multiplied"),
+        Placement("sums", "registers", 4 * c.thread_m * c.thread_n, "one fp32 a result, written once"),
+    )  # fmt: skip
+
+
+STRATEGY = Im2col()

@@ -1,0 +1,126 @@
+"""Verifying plans in the simulator, several to a build."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy
+
+from convgen.errors import CompileError, ConvgenError
+from convgen.plan import Plan
+from convgen.problem import Conv
+from convgen.reference import Comparison, encode, reduction_length
+from convgen.render import render
+from convgen.runtime.sim import BlockSample, Mode, SimProgram, SimResult, build
+from convgen.verify.case import Settings, VerifyResult
+from convgen.verify.oracle import Oracle, fixed_batch, outcome
+
+SANITIZED_MACS = 200_000
+"""Up to here the whole problem is run with every access checked."""
+
+WHOLE_MACS = 30_000_000
+"""Up to here the whole problem is run; above, a sample of blocks."""
+
+SAMPLED_BLOCKS = 64
+SANITIZED_BLOCKS = 8
+COMPARED_MACS = 10_000_000
+"""Multiply-adds that the oracle spends on the elements of a sample of blocks; it compares as many as that allows."""
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One run of a plan: how it is built, and which of its blocks are run (None: all)."""
+
+    mode: Mode
+    blocks: BlockSample | None = None
+
+
+def verify_group(plans: Sequence[Plan], settings: Settings) -> list[VerifyResult | ConvgenError | MemoryError]:
+    """One result or error a plan, in order; built together as far as they need the same mode.
+
+    Raises DeviceError if there is no host compiler.
+    """
+    sources = [render(plan) for plan in plans]
+    passes = [_passes(plan.problem, settings) for plan in plans]
+    started = time.perf_counter()
+    programs: list[dict[Mode, SimProgram | CompileError]] = [{} for _ in plans]
+    for mode in Mode:
+        members = [i for i, wanted in enumerate(passes) if any(p.mode is mode for p in wanted)]
+        built = _build([plans[i] for i in members], [sources[i] for i in members], mode)
+        for i, program in zip(members, built, strict=True):
+            programs[i][mode] = program
+    share = (time.perf_counter() - started) / max(len(plans), 1)
+
+    results: list[VerifyResult | ConvgenError | MemoryError] = []
+    for plan, wanted, found in zip(plans, passes, programs, strict=True):
+        began = time.perf_counter()
+        try:
+            result = _run(plan, wanted, found, settings)
+            results.append(replace(result, seconds=share + time.perf_counter() - began))
+        except (ConvgenError, MemoryError) as error:
+            results.append(error)
+    return results
+
+
+def _passes(problem: Conv, settings: Settings) -> tuple[_Pass, ...]:
+    macs = fixed_batch(problem).macs
+    blocks = None if macs <= WHOLE_MACS else BlockSample(SAMPLED_BLOCKS, settings.seed)
+    if settings.check == "sanitize" or (settings.check == "auto" and macs <= SANITIZED_MACS):
+        return (_Pass(Mode.CHECK, blocks),)
+    if settings.check == "fast":
+        return (_Pass(Mode.FAST, blocks),)
+    return _Pass(Mode.FAST, blocks), _Pass(Mode.CHECK, BlockSample(SANITIZED_BLOCKS, settings.seed))
+
+
+def _build(plans: list[Plan], sources: list[str], mode: Mode) -> list[SimProgram | CompileError]:
+    if not plans:
+        return []
+    try:
+        return list(build(plans, sources, mode))
+    except CompileError as error:
+        if len(plans) == 1:
+            return [error]
+    # One of them is refused: the others must not suffer for it.
+    return [_build([plan], [source], mode)[0] for plan, source in zip(plans, sources, strict=True)]
+
+
+def _run(
+    plan: Plan, passes: Sequence[_Pass], programs: dict[Mode, SimProgram | CompileError], settings: Settings
+) -> VerifyResult:
+    oracle = Oracle.of(fixed_batch(plan.problem), settings)
+    result: VerifyResult | None = None
+    for wanted in passes:
+        program = programs[wanted.mode]
+        if isinstance(program, CompileError):
+            raise program
+        ran, output = _simulate(program, oracle, wanted.blocks)
+        sanitized = wanted.mode is Mode.CHECK
+        fault = "\n".join(map(str, ran.report.faults))
+        written = ran.written[oracle.problem.outputs[0].name]
+        latest = outcome(plan, settings, _compare(oracle, output, written), sanitized=sanitized, fault=fault)
+        if latest.status != "ok":
+            return latest
+        result = latest if result is None else replace(result, sanitized=result.sanitized or sanitized)
+    assert result is not None
+    return result
+
+
+def _simulate(program: SimProgram, oracle: Oracle, blocks: BlockSample | None) -> tuple[SimResult, Any]:
+    problem = oracle.problem
+    inputs = {spec.name: oracle.stored(spec.name) for spec in problem.inputs}
+    [spec] = problem.outputs
+    output = oracle.stored(spec.name) if problem.accumulate else encode(numpy.zeros(spec.shape), spec.dtype)
+    return program.run(inputs, {spec.name: output}, blocks=blocks, workers=1), output
+
+
+def _compare(oracle: Oracle, output: Any, written: Any) -> Comparison:
+    if oracle.problem.macs <= WHOLE_MACS and written.all():
+        return oracle.judge(output)
+    indices = numpy.flatnonzero(written)
+    most = max(COMPARED_MACS // max(reduction_length(oracle.problem), 1), 1)
+    if indices.size > most:
+        indices = indices[numpy.linspace(0, indices.size - 1, most).astype(numpy.int64)]
+    return oracle.judge(output, indices)

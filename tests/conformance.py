@@ -1,0 +1,147 @@
+"""What every strategy must do, whatever it is: a test class per strategy inherits this and names itself.
+
+    class TestDirect(StrategyConformance):
+        strategy = STRATEGY
+
+The problems come from the public suites and from `generators`; the answers from the float64 oracle, through the
+simulator. A golden file pins the text a strategy emits for one problem, so that a change of it is seen in review:
+run pytest with --update-goldens to accept it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from generators import random_convs
+
+from convgen.errors import ConfigError
+from convgen.lowering import lower
+from convgen.plan import Launch, TensorArg, WorkspaceArg
+from convgen.problem import Conv, Direction, DType, load_suite
+from convgen.render import render, template_variables
+from convgen.space import Config
+from convgen.strategies import Strategy
+from convgen.target import Target
+from convgen.verify import Case, Settings, verify_cases
+
+GOLDENS = Path(__file__).parent / "goldens"
+GOLDEN_PROBLEM = "conv2d n=2 c=8 in=13x11 k=12 filter=3x3 pad=1 epilogue=bias+relu"
+DIRECTIONS = (Direction.FPROP, Direction.DGRAD, Direction.WGRAD)
+TARGET = Target.preset("h200")
+
+
+@functools.cache
+def public_problems() -> tuple[Conv, ...]:
+    """Every third public problem, in every direction."""
+    entries = load_suite("conv_shapes_public", passes=tuple(d.value for d in DIRECTIONS))
+    return tuple(e.problem for e in entries[::3] if isinstance(e.problem, Conv))
+
+
+@functools.cache
+def drawn_problems(count: int, seed: int, max_macs: int = 20_000) -> tuple[Conv, ...]:
+    return tuple(random_convs(seed, count, max_macs))
+
+
+def legal_config(strategy: Strategy, problem: Conv, rng: random.Random, tries: int = 400) -> Config | None:
+    """A random config that `check` lets pass, or None if none was met."""
+    space = strategy.space(problem, TARGET)
+    for _ in range(tries):
+        config = space.config_type(*(rng.choice(values) for values in space.choices.values()))
+        try:
+            strategy.check(problem, config, TARGET)
+        except ConfigError:
+            continue
+        return config
+    return None
+
+
+class StrategyConformance:
+    """Inherit and set `strategy`."""
+
+    strategy: ClassVar[Strategy]
+
+    def applies(self, problem: Conv) -> bool:
+        return self.strategy.why_not(problem, TARGET) is None
+
+    def test_it_says_why_not_or_has_a_legal_default(self) -> None:
+        for problem in public_problems():
+            reason = self.strategy.why_not(problem, TARGET)
+            if reason is not None:
+                assert len(reason.split()) > 3, reason
+                continue
+            config = self.strategy.default(problem, TARGET)
+            self.strategy.check(problem, config, TARGET)
+            assert 0 < self.strategy.cost(problem, config, TARGET) < 3600
+
+    def test_the_default_is_in_the_space_as_far_as_types_go(self) -> None:
+        for problem in filter(self.applies, drawn_problems(40, seed=1)):
+            config = self.strategy.default(problem, TARGET)
+            space = self.strategy.space(problem, TARGET)
+            assert type(config) is space.config_type
+            for name, value in config.as_dict().items():
+                assert {type(v) for v in space.choices[name]} == {type(value)}
+
+    def test_configs_print_and_parse_back(self) -> None:
+        rng = random.Random(2)
+        for problem in filter(self.applies, drawn_problems(20, seed=2)):
+            config = legal_config(self.strategy, problem, rng)
+            if config is not None:
+                assert type(config).parse(str(config)) == config
+                assert type(config).from_mapping(config.as_dict()) == config
+
+    def test_the_template_uses_what_the_strategy_supplies(self) -> None:
+        plan = lower(Conv.parse(GOLDEN_PROBLEM), self.strategy, None, TARGET)
+        assert template_variables(plan.template) == set(plan.constants)
+
+    def test_the_plan_hangs_together(self) -> None:
+        rng = random.Random(3)
+        for problem in filter(self.applies, drawn_problems(60, seed=3)):
+            plan = lower(problem, self.strategy, legal_config(self.strategy, problem, rng), TARGET)
+            tensors = {t.name for t in (*plan.inputs, *plan.outputs)}
+            buffers = {b.name for b in plan.workspace}
+            for launch in plan.launches:
+                assert launch.kernel in plan.kernels
+                assert len(launch.args) == len(launch.kernel.params)
+                assert launch.threads <= TARGET.max_threads_per_block
+                assert launch.shared_bytes <= TARGET.shared_per_block
+                for arg in launch.args:
+                    assert not isinstance(arg, TensorArg) or arg.tensor in tensors
+                    assert not isinstance(arg, WorkspaceArg) or arg.buffer in buffers
+            assert set(plan.alignment) <= tensors
+            assert any(isinstance(step, Launch) for step in plan.steps) or plan.outputs[0].size == 0
+
+    def test_the_text_is_deterministic_and_golden(self, request: pytest.FixtureRequest) -> None:
+        plan = lower(Conv.parse(GOLDEN_PROBLEM), self.strategy, None, TARGET)
+        text = render(plan)
+        assert text == render(lower(Conv.parse(GOLDEN_PROBLEM), self.strategy, None, TARGET))
+        golden = GOLDENS / f"{self.strategy.name}.cu"
+        if request.config.getoption("--update-goldens"):
+            golden.parent.mkdir(exist_ok=True)
+            golden.write_text(text)
+        assert text == golden.read_text(), f"the text of {self.strategy.name} changed; --update-goldens accepts it"
+
+    def test_types_without_a_kernel_are_refused(self) -> None:
+        problem = Conv.parse(GOLDEN_PROBLEM.replace("epilogue=bias+relu", ""))
+        for dtype in (DType.INT8, DType.UINT8, DType.FP8):
+            reason = self.strategy.why_not(
+                dataclasses.replace(problem, dtype=dtype, out_dtype=dtype.default_output), TARGET
+            )
+            assert reason is not None
+            assert dtype.value in reason
+
+    def test_random_problems_and_configs_are_right(self) -> None:
+        rng = random.Random(4)
+        cases = []
+        for problem in filter(self.applies, drawn_problems(120, seed=4)):
+            cases.append(Case(problem, self.strategy))
+            config = legal_config(self.strategy, problem, rng)
+            if config is not None:
+                cases.append(Case(problem, self.strategy, config))
+        results = list(verify_cases(cases[:120], Settings(TARGET, check="sanitize")))
+        bad = [f"{r.problem} [{r.config}]: {r.status} {r.reason}" for r in results if r.status != "ok"]
+        assert not bad, "\n".join(bad)

@@ -1,0 +1,78 @@
+"""The direct strategy: the conformance suite, and every dimension of its space exercised on purpose."""
+
+from __future__ import annotations
+
+import pytest
+from conformance import TARGET, StrategyConformance
+
+from convgen.errors import ConfigError
+from convgen.problem import Conv
+from convgen.strategies.direct import STRATEGY, DirectConfig
+from convgen.verify import Case, Settings, verify_cases
+
+TEXTBOOK = DirectConfig("column", 1, 128, 1, 1, 1, 1, "global", "global", 1, 1)
+
+IMAGE = "conv2d n=2 c=1 in=24x32 k=1 filter=5x5 pad=2"
+DENSE = "conv2d n=3 c=6 in=9x10 k=7 filter=3x3 pad=1"
+DEPTHWISE = "conv2d n=2 c=8 in=9x10 k=8 groups=8 filter=3x3 pad=1"
+
+
+class TestDirect(StrategyConformance):
+    strategy = STRATEGY
+
+
+def config(**changes: int | str) -> DirectConfig:
+    return DirectConfig.from_mapping(changes, TEXTBOOK)
+
+
+@pytest.mark.parametrize(
+    ("problem", "changes"),
+    [
+        (DENSE, {}),
+        (DENSE, {"tile_b": 2}),
+        (DENSE, {"tile_channel": 4}),
+        (DENSE, {"tile_w": 4}),
+        (DENSE, {"threads_channel": 4, "threads_column": 32}),
+        (DENSE, {"along_x": "channel", "threads_channel": 8, "threads_column": 16}),
+        (DENSE, {"split_q": 2}),
+        (DENSE, {"split_taps": 3}),
+        (DENSE, {"split_q": 3, "split_taps": 2, "tile_channel": 2, "tile_w": 2}),
+        (DENSE, {"filter": "constant"}),
+        (DENSE, {"filter": "shared", "tile_channel": 2}),
+        (DENSE + " layout=nhwc", {"vector": 2, "tile_channel": 7}),
+        (DENSE + " layout=nhwc dtype=fp16 epilogue=scale+shift+bias+residual+gelu", {"vector": 2}),
+        (DENSE + " layout=nhwc direction=wgrad", {"split_taps": 4}),
+        (DENSE + " direction=wgrad", {"split_q": 3}),
+        (DEPTHWISE + " layout=nhwc dtype=bf16", {"tile_channel": 8, "tile_w": 2}),
+        (DEPTHWISE + " epilogue=bias+silu accumulate=yes", {"tile_channel": 4, "tile_w": 2}),
+        (IMAGE, {"filter": "constant", "input": "texture"}),
+        (IMAGE + " dtype=fp16", {"input": "texture", "tile_w": 2}),
+        (IMAGE + " dtype=fp16", {"tile_w": 4, "filter": "shared"}),
+    ],
+)
+def test_each_tunable_gives_the_right_answer(problem: str, changes: dict[str, int | str]) -> None:
+    [result] = verify_cases(
+        [Case(Conv.parse(problem), STRATEGY, config(**changes))], Settings(TARGET, check="sanitize")
+    )
+    assert result.status == "ok", result.reason
+
+
+@pytest.mark.parametrize(
+    ("problem", "changes", "rule"),
+    [
+        (DENSE, {"tile_w": 0}, "at least 1"),
+        (DENSE, {"threads_column": 2048}, "a block has at most 1024"),
+        (DENSE, {"filter": "nowhere"}, "expected global or constant or shared"),
+        (DENSE, {"filter": "constant", "along_x": "channel", "threads_channel": 8}, "different addresses"),
+        ("conv2d c=256 in=9 k=256 filter=3", {"filter": "constant"}, "constant memory 65536"),
+        (DENSE, {"vector": 2}, "must be neighbours"),
+        (DENSE, {"input": "texture"}, "single-channel"),
+        ("conv2d c=1 k=1 in=8x9 filter=3", {"input": "texture"}, "multiple of 32"),
+        (IMAGE + " pad_mode=reflect direction=dgrad", {"tile_w": 2}, "one position at a time"),
+        (DENSE, {"split_q": 7}, "more parts than terms"),
+        ("conv2d n=* c=4 k=4 in=9 filter=3", {"tile_b": 2}, "run time"),
+    ],
+)  # fmt: skip
+def test_illegal_configs_are_refused_by_rule(problem: str, changes: dict[str, int | str], rule: str) -> None:
+    with pytest.raises(ConfigError, match=rule):
+        STRATEGY.check(Conv.parse(problem), config(**changes), TARGET)

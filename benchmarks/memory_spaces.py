@@ -36,7 +36,7 @@ from convgen.runtime import cuda
 from convgen.strategies import get_strategy
 from convgen.target import Target
 
-TEXTBOOK = ("along_x=column,threads_channel=1,threads_column=256,tile_b=1,tile_channel=1,tile_w=1,vector=1,"
+TEXTBOOK = ("along_x=column,threads_channel=1,threads_column=256,tile_b=1,tile_channel=1,tile_position=1,vector=1,"
             "filter=global,input=global,split_q=1,split_taps=1")  # fmt: skip
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from convgen.compiler import compile_cuda
-from convgen.errors import DeviceError
+from convgen.errors import CompileError, DeviceError
 from convgen.lowering import lower
 from convgen.plan import Plan
 from convgen.problem import Attention, Conv, Problem
 from convgen.render import render
 from convgen.resources import KernelReport, report
-from convgen.strategies import all_strategies
+from convgen.strategies import Strategy, all_strategies
 from convgen.target import Target
 
 
@@ -59,12 +58,17 @@ class Roofline:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a strategy would make of the problem: the reason it does not apply, or its default and predicted seconds."""
+    """What a strategy would make of the problem: the reason it does not apply, or its default and what that costs."""
 
     strategy: str
     reason: str | None
     plan: Plan | None = None
     seconds: float | None = None
+    """Predicted."""
+    kernels: tuple[KernelReport, ...] = ()
+    """One for each launch of the plan; empty if it could not be compiled."""
+    not_compiled: str | None = None
+    """Why there are no kernels though there is a plan."""
 
 
 @dataclass(frozen=True)
@@ -75,45 +79,31 @@ class Explanation:
     target: Target
     roofline: Roofline
     outlooks: tuple[Outlook, ...]
-    """Those that apply first, fastest predicted default first."""
-    kernels: tuple[KernelReport, ...]
-    """One for each launch of the first outlook's plan; empty if there is none or it could not be compiled."""
-    not_compiled: str | None
-    """Why `kernels` is empty though there is a plan."""
-
-    @property
-    def chosen(self) -> Plan | None:
-        """The plan that `compile` takes when no strategy is named."""
-        return self.outlooks[0].plan if self.outlooks else None
+    """Those that apply first, fastest predicted default first: `compile` takes the first."""
 
 
 def explain_problem(problem: Problem, target: Target) -> Explanation:
-    """Everything `convgen explain` prints. Compiles the chosen plan for its occupancy, if NVRTC is there.
+    """Everything `convgen explain` prints. Raises nothing for a valid problem: what cannot be compiled says why.
 
-    Raises CompileError if it does not compile.
+    Defaults are compiled for the target to know their occupancy; that needs NVRTC but no GPU.
     """
-    outlooks = () if isinstance(problem, Attention) else tuple(sorted(_outlooks(problem, target), key=_order))
-    plan = outlooks[0].plan if outlooks else None
-    kernels: tuple[KernelReport, ...] = ()
-    not_compiled = None
-    if plan is not None:
-        try:
-            kernels = report(plan, compile_cuda(render(plan), target, name=f"{plan.name}.cu").kernels)
-        except DeviceError as error:
-            not_compiled = str(error)
+    outlooks = [] if isinstance(problem, Attention) else [_outlook(s, problem, target) for s in all_strategies()]
     rates = target.attainable
     roofline = Roofline(problem.flops, problem.bytes, rates.of(problem.dtype.value), rates.bandwidth)
-    return Explanation(problem, target, roofline, outlooks, kernels, not_compiled)
+    return Explanation(problem, target, roofline, tuple(sorted(outlooks, key=_order)))
 
 
-def _outlooks(problem: Conv, target: Target) -> Iterator[Outlook]:
-    for strategy in all_strategies():
-        reason = strategy.why_not(problem, target)
-        if reason is not None:
-            yield Outlook(strategy.name, reason)
-        else:
-            plan = lower(problem, strategy, None, target)
-            yield Outlook(strategy.name, None, plan, strategy.cost(problem, plan.config, target))
+def _outlook(strategy: Strategy, problem: Conv, target: Target) -> Outlook:
+    reason = strategy.why_not(problem, target)
+    if reason is not None:
+        return Outlook(strategy.name, reason)
+    plan = lower(problem, strategy, None, target)
+    seconds = strategy.cost(problem, plan.config, target)
+    try:
+        kernels = report(plan, compile_cuda(render(plan), target, name=f"{plan.name}.cu").kernels)
+    except (DeviceError, CompileError) as error:
+        return Outlook(strategy.name, None, plan, seconds, (), str(error))
+    return Outlook(strategy.name, None, plan, seconds, kernels)
 
 
 def _order(outlook: Outlook) -> tuple[bool, float, str]:

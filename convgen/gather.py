@@ -178,6 +178,7 @@ def _gather(p: Conv, image: TensorSpec, feature: TensorSpec, weight: TensorSpec,
                 strides = (i_axes[d], f_axes[d], w_axes[d])
         axes.append(Axis(name, *numbers, pad_lo, pad_hi, *strides))
 
+    roles: tuple[TensorSpec, TensorSpec, TensorSpec, int | None, int, int, int | None]
     match direction:
         case Direction.FPROP:
             roles = (image, weight, feature, batch, p.groups, k_group, c_group)

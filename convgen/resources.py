@@ -167,6 +167,8 @@ def _sections(elf: bytes) -> Iterator[tuple[str, int]]:
 
 # --- occupancy --------------------------------------------------------------------------------------------
 
+_REGISTER_FILE = 65536
+_MAX_REGISTERS = 255
 _REGISTER_UNIT = 256
 _SUBPARTITIONS = 4
 
@@ -255,15 +257,24 @@ def warnings(kernel: KernelResources) -> tuple[str, ...]:
 
 
 def _register_limit(kernel: KernelResources) -> str:
-    if kernel.registers >= 254:
-        return "the kernel needs more than the 255 a thread can have; use a smaller tile a thread"
+    if kernel.registers >= _MAX_REGISTERS - 1:
+        return f"the kernel needs more than the {_MAX_REGISTERS} a thread can have; use a smaller tile a thread"
     if kernel.max_threads is None:
         return (
             f"--maxrregcount, or a function that was not inlined, leaves {kernel.registers} a thread; raise the cap, "
             "force the inlining or use a smaller tile a thread"
         )
+    blocks = kernel.min_blocks or 1
+    allowed = min(_REGISTER_FILE // (kernel.max_threads * blocks) // 8 * 8, _MAX_REGISTERS)
     bounds = str(kernel.max_threads) + (f", {kernel.min_blocks}" if kernel.min_blocks else "")
-    mend = "fewer blocks an SM, " if (kernel.min_blocks or 1) > 1 else ""
+    if kernel.registers < allowed - 8:
+        # Seen with NVRTC 13: without the second argument ptxas holds back, with it the same kernel does not spill.
+        return (
+            f"the compiler kept to {kernel.registers} of the {allowed} a thread that __launch_bounds__({bounds}) "
+            f"allows; state the blocks an SM too, __launch_bounds__({kernel.max_threads}, {blocks}), or use a smaller "
+            "tile a thread"
+        )
+    mend = "fewer blocks an SM, " if blocks > 1 else ""
     return (
         f"__launch_bounds__({bounds}) leaves {kernel.registers} a thread; ask for {mend}fewer threads a block "
         "or a smaller tile a thread"

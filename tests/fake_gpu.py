@@ -102,6 +102,7 @@ class FakeDriver:
     """`cuda.bindings.driver` as far as the runtime uses it. `calls` records what reached it."""
 
     CUfunction_attribute = types.SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
+    CUstreamCaptureMode = types.SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
     CUstreamCaptureStatus = types.SimpleNamespace(CU_STREAM_CAPTURE_STATUS_NONE=0)
     CUarray_format = types.SimpleNamespace(
         CU_AD_FORMAT_FLOAT=32, CU_AD_FORMAT_HALF=16, CU_AD_FORMAT_UNSIGNED_INT16=2, CU_AD_FORMAT_SIGNED_INT8=8,
@@ -118,6 +119,7 @@ class FakeDriver:
         self.modules: dict[int, Any] = {}
         self.textures: dict[int, Any] = {}
         self.capturing = False
+        self.capture_mode = 0
         self.load_status = OK
         self.current = 0
 
@@ -154,9 +156,14 @@ class FakeDriver:
     def cuStreamIsCapturing(self, stream: int) -> tuple[Any, ...]:  # noqa: N802
         return OK, int(self.capturing)
 
+    def cuThreadExchangeStreamCaptureMode(self, mode: int) -> tuple[Any, ...]:  # noqa: N802
+        before, self.capture_mode = self.capture_mode, mode
+        return OK, before
+
     def cuModuleLoadData(self, image: bytes) -> tuple[Any, ...]:  # noqa: N802
         if self.load_status:
             return self.load_status, None
+        assert self.capture_mode == 2
         handle = len(self.calls) + 1000
         self.modules[handle] = np.zeros(16, np.float32)
         self.calls.append(("load", self.current))
@@ -205,8 +212,8 @@ class FakeDriver:
         return (OK,)
 
     def cuLaunchKernel(  # noqa: N802
-        self, function: Any, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, shared: int, stream: int, pointers: int,
-        extra: int,
+        self, function: Any, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, shared: int, stream: int,
+        pointers: int, extra: int,
     ) -> tuple[Any, ...]:  # fmt: skip
         module, name = function
         self.calls.append(("launch", name, (gx, gy, gz), (bx, by, bz), shared, stream))

@@ -96,6 +96,12 @@ def by_texture(target: Target, height: int = 12, width: int = 40) -> Plan:
         (Param("x", "cudaTextureObject_t"), Param("w", "const float*"), Param("y", "float*"), Param("width", "int"),
          Param("height", "int")),
     )  # fmt: skip
-    args = (TextureArg("x", width, height, 4 * width), TensorArg("w"), TensorArg("y"), ScalarArg(width), ScalarArg(height))
+    args = (
+        TextureArg("x", width, height, 4 * width),
+        TensorArg("w"),
+        TensorArg("y"),
+        ScalarArg(width),
+        ScalarArg(height),
+    )
     launch = Launch(kernel, (-(-width // THREADS), height, 1), (THREADS, 1, 1), args)
     return _plan(problem, target, (kernel,), (launch,))

@@ -259,7 +259,8 @@ PROBLEMS = [
     "conv2d n=1 c=2 k=3 in=6x5 filter=3 pad=2 pad_mode=reflect direction=dgrad dtype=fp16 layout=nhwc",
     "conv2d n=2 c=4 k=6 in=7x9 filter=3 stride=2 pad=1 dilation=2 groups=2 direction=wgrad",
     "conv1d n=2 c=4 k=6 in=9 filter=4 pad=3 pad_mode=circular direction=wgrad accumulate=yes",
-    "conv_transpose2d n=2 c=4 k=6 in=4x5 filter=3 stride=2 pad=1 output_padding=1 groups=2 epilogue=bias+leaky_relu slope=0.2",
+    "conv_transpose2d n=2 c=4 k=6 in=4x5 filter=3 stride=2 pad=1 output_padding=1 groups=2",
+    "conv_transpose2d n=1 c=4 k=6 in=4x5 filter=3x2 stride=2 dilation=2 epilogue=bias+leaky_relu slope=0.2",
     "conv_transpose1d n=2 c=4 k=6 in=7 filter=3 stride=3 direction=dgrad",
     "conv_transpose3d n=1 c=2 k=3 in=3x2x4 filter=2 stride=2 direction=wgrad dtype=bf16",
 ]

@@ -18,7 +18,7 @@ from convgen.problem import Conv, Layout
 from convgen.reference import make_inputs
 from convgen.render import render
 from convgen.runtime.physical import flat, to_physical
-from convgen.simulator import Memory, Mode, Unit, build
+from convgen.simulator import Block, Memory, Mode, Unit, build
 from convgen.strategies.im2col import STRATEGY, Im2colConfig
 from convgen.verify import Case, Settings, verify_cases
 
@@ -29,6 +29,7 @@ SMALL = Im2colConfig("columns", 8, 32, 4, 2, 1, 1, 16)
 DENSE = "conv2d n=3 c=6 in=9x10 k=7 filter=3x3 pad=1"
 PACKED = "conv2d n=3 c=8 in=8x6 k=12 filter=3x3 pad=1"
 POINTWISE = "conv2d n=3 c=8 in=6x6 k=12 filter=1"
+LONG = "conv2d n=64 c=64 in=256 k=64 filter=3 pad=1 direction=wgrad"
 TALL = "conv2d n=3 c=16 in=80x33 k=4 filter=3x3 pad=1"
 
 
@@ -59,12 +60,13 @@ def unrolled(problem: Conv, chosen: Im2colConfig) -> tuple[Any, int]:
     terms = problem.c // problem.groups * math.prod(problem.filter)
     launches = [launch for launch in plan.launches if launch.args[1] == WorkspaceArg("columns")]
     starts = [tuple(arg.value for arg in launch.args if isinstance(arg, ScalarArg)) for launch in launches]
-    matrices = []
-    for launch, (first_batch, first_row) in zip(launches, starts, strict=True):
+    matrices: list[Any] = []
+    for launch, (first_batch, first_row, first_term) in zip(launches, starts, strict=True):
+        assert first_term == 0
         memory_of_chunk = memory.allocate(
             f"columns{len(matrices)}", nbytes, writable=True, initialised=False, granule=x.dtype.itemsize
         )
-        arguments = [source, memory_of_chunk, first_batch, first_row]
+        arguments = [source, memory_of_chunk, first_batch, first_row, first_term]
         grid = tuple(int(str(extent)) for extent in launch.grid)
         report = library.launch(0, launch.kernel, (grid[0], grid[1], grid[2]), launch.block, 0, arguments, memory)
         assert not report.faults
@@ -72,8 +74,8 @@ def unrolled(problem: Conv, chosen: Im2colConfig) -> tuple[Any, int]:
         shape = (problem.groups, -1, padded_terms) if chosen.patches == "rows" else (problem.groups, padded_terms, -1)
         matrix = memory_of_chunk.bytes.view(elements.dtype).reshape(shape)
         matrix = matrix if chosen.patches == "rows" else matrix.transpose(0, 2, 1)
-        next_batch = min([b for b, _ in starts if b > first_batch], default=problem.typical_batch)
-        next_row = min([row for b, row in starts if b == first_batch and row > first_row], default=outer)
+        next_batch = min([b for b, _, _ in starts if b > first_batch], default=problem.typical_batch)
+        next_row = min([row for b, row, _ in starts if b == first_batch and row > first_row], default=outer)
         patches = (next_batch - first_batch) * (next_row - first_row) * inner
         assert not matrix[:, patches:].any()
         assert not matrix[:, :, terms:].any()
@@ -164,6 +166,7 @@ def test_the_matrix_is_the_same_in_chunks(text: str, chunks: int, patches: Patch
         (TALL.replace("in=80x33", "in=32x24"), {"workspace_mib": 1}),
         (TALL.replace("n=3", "n=*<=3") + " layout=nhwc", {"workspace_mib": 1}),
         (TALL.replace("in=80x33", "in=66x31") + " direction=wgrad layout=nhwc", {"workspace_mib": 1}),
+        (TALL.replace("in=80x33", "in=66x31") + " direction=wgrad accumulate=yes", {"workspace_mib": 1, "split_k": 3}),
     ],
 )
 def test_each_tunable_gives_the_right_answer(problem: str, changes: dict[str, int | str]) -> None:
@@ -189,11 +192,13 @@ def test_each_tunable_gives_the_right_answer(problem: str, changes: dict[str, in
         (DENSE, {"block_m": 512, "thread_m": 8, "block_n": 256, "thread_n": 8}, "at most 1024"),
         (DENSE, {"block_m": 64, "thread_m": 16, "block_n": 128, "thread_n": 16}, "a thread has 255"),
         (DENSE, {"block_m": 128, "thread_m": 8, "block_n": 128, "thread_n": 8, "block_k": 128}, "shared memory"),
-        (DENSE, {"split_k": 128}, "at most 64"),
-        (DENSE, {"split_k": 15}, "a tile of terms for each part"),
-        ("conv2d n=64 c=64 in=256 k=64 filter=9 pad=4", {"workspace_mib": 16}, "256 would take longer"),
-        ("conv2d c=4096 in=4096 k=4 filter=3", {"workspace_mib": 16}, "one row of one element"),
-        ("conv2d n=*<=999 c=64 in=64 k=4 filter=3", {"workspace_mib": 16}, "one row of the whole batch"),
+        (DENSE, {"split_k": 15}, "14 tiles of terms to share out"),
+        (DENSE.replace("c=6", "c=64"), {"split_k": 65}, "at most 64"),
+        (LONG.replace("k=64", "k=8192"), {"split_k": 4, "workspace_mib": 256}, "partial results"),
+        ("conv2d n=8 c=4096 in=64 k=4096 groups=4096 filter=17 direction=wgrad", {}, "4 terms of all columns"),
+        ("conv2d n=64 c=64 in=256 k=64 filter=9 pad=4", {"workspace_mib": 16}, "1024 would take longer"),
+        ("conv2d c=4096 in=4096 k=4 filter=3", {"workspace_mib": 16}, "a row of one element"),
+        ("conv2d n=*<=999 c=64 in=64 k=4 filter=3", {"workspace_mib": 16}, "a row of the whole batch"),
         ("conv2d n=8 c=4 in=512 k=64 filter=3", {"workspace_mib": 64, "split_k": 8}, "partial results"),
     ],
 )
@@ -210,7 +215,8 @@ def test_illegal_configs_are_refused_by_rule(problem: str, changes: dict[str, in
         (DENSE.replace("n=3", "n=*"), "the batch has no bound"),
         (DENSE.replace("n=3", "n=0"), "nothing to multiply"),
         (DENSE.replace("c=6", "c=0"), "nothing to multiply"),
-        ("conv3d n=*<=999999 c=1 in=8x900x900 k=1 filter=3", "the most it may have"),
+        ("conv3d n=*<=999 c=1 in=8x900x900 k=1 filter=1", "kernels count up to 1073741824"),
+        ("conv2d n=128 c=3 k=1024 in=224x224 filter=14x14 stride=14 direction=dgrad", "would have 5156108238848 bytes"),
     ],
 )
 def test_what_it_does_not_cover_is_refused_with_the_reason(problem: str, reason: str) -> None:
@@ -226,9 +232,20 @@ def test_the_workspace_keeps_to_its_cap() -> None:
     assert len(gemms) == math.ceil(64 * 56 * 56 * 128 * 9 * 4 / (256 << 20))
 
 
+def test_long_sums_are_cut_into_partial_results() -> None:
+    problem = Conv.parse("conv2d n=64 c=128 in=56 k=128 filter=3 pad=1 direction=wgrad")
+    plan = lower(problem, STRATEGY, None, TARGET)
+    gemms = [launch for launch in plan.launches if "_gemm_" in launch.kernel.name]
+    starts = [launch.args[-3:] for launch in gemms]
+    assert len(gemms) == math.ceil(64 * 56 * 56 * 128 * 9 * 4 / (256 << 20))
+    assert starts[0] == (ScalarArg(0), ScalarArg(0), ScalarArg(0))
+    assert all(first[:2] == starts[0][:2] for first in starts)
+    assert "_reduce_" in plan.launches[-1].kernel.name
+
+
 def test_offsets_are_wide_where_the_matrix_alone_is() -> None:
     problem = Conv.parse("conv2d n=128 c=128 in=56 k=128 filter=7 pad=3")
-    for mebibytes, ctype in ((256, "int"), (8192, "long long")):
+    for mebibytes, ctype in ((256, "int"), (16384, "long long")):
         plan = lower(problem, STRATEGY, config(block_n=128, thread_n=8, workspace_mib=mebibytes), TARGET)
         assert plan.constants["offset_t"] == ctype
 
@@ -243,7 +260,7 @@ def test_the_product_reads_coalesced_and_without_bank_conflicts(layout: str) -> 
     blocks = {name: memory.allocate(name, size, writable=True, initialised=True) for name, size in sizes.items()}
     [launch] = [launch for launch in plan.launches if "_gemm_" in launch.kernel.name]
     library = build([Unit(render(plan), plan.kernels)], Mode.COUNT)
-    arguments = [blocks["columns"], blocks["w"], blocks["y"], 0, 0]
+    arguments: list[Block | int] = [blocks["columns"], blocks["w"], blocks["y"], 0, 0, 0]
     grid = tuple(int(str(extent)) for extent in launch.grid)
     counters = library.launch(
         0, launch.kernel, (grid[0], grid[1], grid[2]), launch.block, launch.shared_bytes, arguments, memory

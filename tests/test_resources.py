@@ -88,6 +88,14 @@ def test_a_spill_by_option_names_the_option(tmp_path: Path) -> None:
     assert "--maxrregcount" in warnings(kernel)[0]
 
 
+def test_a_spill_that_the_bounds_did_not_force_is_told_apart() -> None:
+    held_back = KernelResources("k", 96, 0, 0, stack=8, spill_stores=8, spill_loads=8, max_threads=128)
+    assert "kept to 96 of the 255 a thread that __launch_bounds__(128) allows" in warnings(held_back)[0]
+    assert "__launch_bounds__(128, 1)" in warnings(held_back)[0]
+    forced = dataclasses.replace(held_back, registers=128, max_threads=512)
+    assert "__launch_bounds__(512) leaves 128 a thread" in warnings(forced)[0]
+
+
 def test_a_stack_frame_of_neither_kind_is_told() -> None:
     kernel = KernelResources("k", 20, 0, 0, stack=16, spill_stores=0, spill_loads=0)
     assert "without spills or indexed arrays" in warnings(kernel)[0]
@@ -119,7 +127,11 @@ def test_numbers_agree_with_cuobjdump(binaries: dict[str, Binary], arch: str, tm
     reserved = 1024 if arch in ("sm_90a", "sm_100") else 0  # the cubin counts what the driver takes there
     for name, registers, stack, shared, _ in found:
         kernel = binaries[arch].kernel(name)
-        assert (kernel.registers, kernel.stack, kernel.static_shared + reserved) == (int(registers), int(stack), int(shared))
+        assert (kernel.registers, kernel.stack, kernel.static_shared + reserved) == (
+            int(registers),
+            int(stack),
+            int(shared),
+        )
     assert f"CONSTANT[3]:{binaries[arch].kernels[0].constant}" in text
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -14,15 +13,15 @@ import numpy as np
 import pytest
 from fake_gpu import FakeDriver, FakeTensor, FakeTorch, Status, aligned, tensor
 
-from convgen.cache import DiskCache
-from convgen.compiler import Binary, compile_cuda
+from convgen.compiler import Binary
 from convgen.errors import DeviceError, ProblemError, UsageError
 from convgen.plan import Plan
 from convgen.problem import Conv
 from convgen.runtime import arrays
 from convgen.runtime import cuda as runtime
 from convgen.runtime import driver as driver_module
-from convgen.runtime.cuda import CudaProgram, build_and_load, load
+from convgen.runtime import module as loaded
+from convgen.runtime.cuda import CudaProgram, load
 from convgen.target import Target
 
 H200 = Target.preset("h200")
@@ -45,6 +44,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     fake = Fake()
     monkeypatch.setattr(driver_module, "driver", lambda: fake.driver)
     monkeypatch.setattr(runtime, "driver", lambda: fake.driver)
+    monkeypatch.setattr(loaded, "driver", lambda: fake.driver)
     monkeypatch.setitem(sys.modules, "torch", fake.torch)
     driver_module.primary_context.cache_clear()
     arrays._by_type.clear()
@@ -77,7 +77,7 @@ def test_every_step_in_order_with_its_sizes(gpu: Fake) -> None:
         ("launch", "multiply", (9, 1, 1), (64, 1, 1), 256, 7),
         ("launch", "finish", (9, 1, 1), (64, 1, 1), 0, 7),
     ]
-    assert gpu.driver.current == 0  # the caller's context is back
+    assert (gpu.driver.current, gpu.driver.capture_mode) == (0, 0)  # the caller's context and mode are back
 
 
 def test_one_program_serves_every_batch(gpu: Fake) -> None:
@@ -165,14 +165,24 @@ def test_strides_of_single_extents_do_not_matter(gpu: Fake) -> None:
         ({"x": FakeTensor(aligned((4, 1, LENGTH), np.float64))}, r"x is float64, expected float32"),
         ({"w": FakeTensor(aligned((1, 1, 1)), device=1)}, r"w is on device 1, the first input on device 0"),
         ({"w": FakeTensor(aligned((1, 1, 1)), device=-1, is_cuda=False)}, r"\.cuda\(\)"),
-        ({"w": None}, r"inputs: w missing; the problem has x, w"),
-        ({"bias": FakeTensor(aligned((1,)))}, r"inputs: unknown bias; the problem has x, w"),
+        ({"bias": FakeTensor(aligned((1,)))}, r"inputs: unknown bias; the problem has w, x"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused_by_name(gpu: Fake, change: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         gpu.program(hand_plans.every_step(H200)).run(_inputs(4) | change)
     assert "launch" not in gpu.driver.names()
+
+
+def test_a_missing_array_is_named(gpu: Fake) -> None:
+    with pytest.raises(UsageError, match="inputs: w missing; the problem has w, x"):
+        gpu.program(hand_plans.every_step(H200)).run({"x": _inputs(4)["x"]})
+    summed = hand_plans.one_launch(Conv.parse("conv1d n=1 c=1 k=1 in=5 filter=1 accumulate=yes"), H200)
+    for absent in (None, {}, {"y": None}):
+        with pytest.raises(UsageError, match="outputs: y missing"):
+            gpu.program(summed).run({"x": tensor(_random(1, 1, 5)), "w": tensor(_random(1, 1, 1))}, absent)
+    with pytest.raises(UsageError, match="outputs: unknown z; the problem has y"):
+        gpu.program(summed).run({"x": tensor(_random(1, 1, 5)), "w": tensor(_random(1, 1, 1))}, {"z": None})
 
 
 def test_an_output_whose_elements_share_memory_is_refused(gpu: Fake) -> None:

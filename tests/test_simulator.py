@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from convgen.errors import CompileError
+from convgen.errors import CompileError, SimulatorFault
 from convgen.simulator import FaultKind, Library, Memory, Mode, Report, Site, Texture, Unit, build, toolchain
 
 CASES = Path(__file__).parent / "simulator_cases"
@@ -285,6 +285,7 @@ FAULTS = [
     ("misaligned", FaultKind.MISALIGNED, "read of 16 bytes at global x offset 4", 1),
     ("input_written", FaultKind.READ_ONLY, "write of 4 bytes at global x offset 0", 0),
     ("absent_lanes", FaultKind.DEADLOCK, "waits for lanes of mask 0xffffffff that never come", 0),
+    ("atomic_beyond", FaultKind.OUT_OF_BOUNDS, "write of 4 bytes at global y offset 256", 63),
     ("trapped", FaultKind.TRAP, "the block was stopped", 5),
 ]
 
@@ -333,6 +334,25 @@ def test_faults_are_counted_once_a_line(compiler: str) -> None:
     assert fault.count == 128
 
 
+@pytest.mark.parametrize(
+    ("grid", "block", "shared", "message"),
+    [
+        ((1,), (8, 1, 65), 0, r"block \(8, 1, 65\), expected .* z up to 64"),
+        ((1,), (1025,), 0, r"block \(1025, 1, 1\), expected 1 to 1024 threads"),
+        ((1, 65536), (64,), 0, r"grid \(1, 65536, 1\), expected"),
+        ((1,), (64,), 232449, r"232449 bytes of shared memory, expected up to 232448"),
+    ],
+)
+def test_launches_no_gpu_accepts_are_refused(
+    grid: tuple[int, ...], block: tuple[int, ...], shared: int, message: str
+) -> None:
+    built = library("faults.cu", Mode.FAST, COMPILERS[0])
+    with pytest.raises(SimulatorFault, match=message):
+        launch(
+            built, "out_of_bounds", grid, block, {"x": np.ones(65, np.float32), "y": (64, np.float32)}, shared=shared
+        )
+
+
 # --- counters -----------------------------------------------------------------------------------------------------
 
 
@@ -361,12 +381,11 @@ def test_tile_reuse_equals_its_closed_form(tile: int, reuse: float, compiler: st
 
 
 def test_footprint_is_the_compulsory_traffic(compiler: str) -> None:
+    image = {"x": (SIDE + TAPS - 1) ** 2 * 4, "y": SIDE**2 * 4}
     report, _ = convolve("naive", Mode.COUNT, compiler)
-    assert report.counters.footprint == {
-        "x": (SIDE + TAPS - 1) ** 2 * 4,
-        "w": TAPS**2 * 4,
-        "y": SIDE**2 * 4,
-    }
+    assert report.counters.footprint == image | {"w": TAPS**2 * 4}
+    report, _ = convolve("texture", Mode.COUNT, compiler)
+    assert report.counters.footprint == image
 
 
 def pattern(name: str, space: str, stride: int, offset: int, compiler: str) -> Site:

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Raises SystemExit for bad usage and after --help, as argparse does.
     """
-    args = build_parser().parse_args(arguments)
+    args = _parse(build_parser(), arguments)
     try:
         status: int = args.run(args)
         sys.stdout.flush()
@@ -54,6 +54,16 @@ def build_parser() -> argparse.ArgumentParser:
     for command in (compile_command, verify_command, explain_command, list_command, doctor_command):
         command.add(commands, common_options())
     return parser
+
+
+def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """argparse ends a list of words at the first option; the words of a problem may go on after it."""
+    args, rest = parser.parse_known_args(arguments)
+    if rest and not (hasattr(args, "problem") and all("=" in word and not word.startswith("-") for word in rest)):
+        parser.error(f"unrecognised arguments: {' '.join(rest)}")
+    if rest:
+        args.problem += rest
+    return args
 
 
 def _report(error: Exception, debug: bool) -> int:

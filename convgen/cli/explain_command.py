@@ -34,10 +34,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sections(e: Explanation) -> list[str]:
-    sections = [f"{e.problem}\ntarget {e.target}", _roofline(e), _strategies(e)]
-    if e.chosen is not None:
-        sections += [_operands(e.chosen), _occupancy(e)]
-    return sections
+    heads = [f"{e.problem}\ntarget {e.target}", _roofline(e), _strategies(e)]
+    return heads + [_default(o.plan, o) for o in e.outlooks if o.plan is not None]
 
 
 def _roofline(e: Explanation) -> str:
@@ -57,31 +55,24 @@ def _roofline(e: Explanation) -> str:
 def _strategies(e: Explanation) -> str:
     if not e.outlooks:
         return "Strategies: none computes this kind of problem yet"
-    return "Strategies, predicted time of the default\n" + table([_strategy_row(outlook) for outlook in e.outlooks])
+    rows = [
+        (o.strategy, f"does not apply: {o.reason}" if o.seconds is None else duration(o.seconds)) for o in e.outlooks
+    ]
+    return "Strategies, with the predicted time of their default\n" + table(rows)
 
 
-def _strategy_row(outlook: Outlook) -> tuple[str, str, str]:
-    if outlook.plan is None or outlook.seconds is None:
-        return outlook.strategy, "-", f"does not apply: {outlook.reason}"
-    return outlook.strategy, duration(outlook.seconds), str(outlook.plan.config)
+def _default(plan: Plan, outlook: Outlook) -> str:
+    operands = table([(p.operand, p.space, quantity(p.nbytes, "B"), p.why) for p in plan.placements])
+    kernels = [_occupancy(kernel) for kernel in outlook.kernels] or [f"  occupancy not known: {outlook.not_compiled}"]
+    return "\n".join([f"{outlook.strategy}: {plan.config}", operands, *kernels])
 
 
-def _operands(plan: Plan) -> str:
-    rows = [(p.operand, p.space, quantity(p.nbytes, "B"), p.why) for p in plan.placements]
-    return f"Operands of {plan.strategy}\n{table(rows)}"
-
-
-def _occupancy(e: Explanation) -> str:
-    if e.not_compiled is not None:
-        return f"Occupancy: not known, {e.not_compiled}"
-    return "Occupancy\n" + table([_occupancy_row(kernel) for kernel in e.kernels])
-
-
-def _occupancy_row(kernel: KernelReport) -> tuple[str, str, str]:
-    o = kernel.occupancy
-    per_sm = f"{o.warps_per_sm} warps in {o.blocks_per_sm} blocks an SM, limited by {o.limiter}"
-    needs = f"{kernel.resources.registers} registers, {kernel.shared_bytes} B shared"
-    return kernel.resources.name, f"{o.fraction:.0%}", f"{per_sm} ({needs})"
+def _occupancy(kernel: KernelReport) -> str:
+    o, r = kernel.occupancy, kernel.resources
+    residents = f"{o.warps_per_sm} warps in {o.blocks_per_sm} blocks an SM, limited by {o.limiter}"
+    return (
+        f"  {r.name}: occupancy {o.fraction:.0%}, {residents} ({r.registers} registers, {kernel.shared_bytes} B shared)"
+    )
 
 
 def _as_json(e: Explanation) -> dict[str, Any]:
@@ -96,13 +87,6 @@ def _as_json(e: Explanation) -> dict[str, Any]:
         "target": {"name": e.target.name, "arch": e.target.arch, "sm_count": e.target.sm_count},
         "roofline": roofline,
         "strategies": [_outlook_json(outlook) for outlook in e.outlooks],
-        "placements": [dataclasses.asdict(p) for p in e.chosen.placements] if e.chosen else [],
-        "kernels": [
-            {"name": k.resources.name, "registers": k.resources.registers, "shared_bytes": k.shared_bytes}
-            | dataclasses.asdict(k.occupancy)
-            for k in e.kernels
-        ],
-        "not_compiled": e.not_compiled,
     }
 
 
@@ -112,4 +96,16 @@ def _outlook_json(outlook: Outlook) -> dict[str, Any]:
         "reason": outlook.reason,
         "predicted_seconds": outlook.seconds,
         "config": outlook.plan.config.as_dict() if outlook.plan else None,
+        "placements": [dataclasses.asdict(placement) for placement in outlook.plan.placements] if outlook.plan else [],
+        "kernels": [_kernel_json(kernel) for kernel in outlook.kernels],
+        "not_compiled": outlook.not_compiled,
     }
+
+
+def _kernel_json(kernel: KernelReport) -> dict[str, Any]:
+    resources = {
+        "name": kernel.resources.name,
+        "registers": kernel.resources.registers,
+        "shared_bytes": kernel.shared_bytes,
+    }
+    return resources | dataclasses.asdict(kernel.occupancy)

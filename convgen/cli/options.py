@@ -14,8 +14,7 @@ from convgen.strategies import Strategy
 from convgen.target import DEFAULT_TARGET, Target
 
 PROBLEM_HELP = (
-    "the problem, unquoted: conv2d n=32 c=64 in=56x56 k=128 filter=3x3 pad=1 dtype=bf16 layout=nhwc; "
-    "or one JSON object (options go before or after it, not between its words)"
+    "the problem, unquoted: conv2d n=32 c=64 in=56x56 k=128 filter=3x3 pad=1 dtype=bf16 layout=nhwc; or one JSON object"
 )
 
 

@@ -160,7 +160,7 @@ class _TorchLibrary:
         name = self._names.get(dtype)
         if name is None:
             name = self._names[dtype] = str(dtype).removeprefix("torch.")
-        return View(array.data_ptr(), tuple(array.shape), tuple(array.stride()), False, name, array.get_device())
+        return View(array.data_ptr(), array.shape, array.stride(), False, name, array.get_device())
 
     def current_stream(self, device: int) -> int:
         return int(_torch().cuda.current_stream(device).cuda_stream)

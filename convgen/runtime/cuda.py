@@ -7,35 +7,22 @@ let go when `run` returns: the pool may then hand it out again, but only to work
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import struct
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from convgen.binding import dynamic_shared, nbytes_of, required_alignment, symbols, textures
+from convgen.binding import nbytes_of, required_alignment, symbols, textures
 from convgen.compiler import Binary, compile_cuda
-from convgen.errors import DeviceError, UsageError
-from convgen.plan import (
-    BatchArg,
-    CopyToSymbol,
-    Launch,
-    Memset,
-    Param,
-    Plan,
-    ScalarArg,
-    TensorArg,
-    TextureArg,
-    WorkspaceArg,
-    extent_at,
-)
+from convgen.errors import UsageError
+from convgen.plan import CopyToSymbol, Launch, Memset, Plan, TextureArg, WorkspaceArg, extent_at
 from convgen.problem import TensorSpec
 from convgen.render import render
 from convgen.runtime.arrays import ACCEPTED_DTYPES, Library, View, native, stream_handle
-from convgen.runtime.driver import ActiveContext, CudaError, check, driver, is_capturing
+from convgen.runtime.driver import ActiveContext, check, driver, is_capturing, relaxed_capture
+from convgen.runtime.module import Module, address_key, create_texture, load_module
 
 MAX_TEXTURES = 256
 MAX_BATCHES = 64
@@ -64,10 +51,12 @@ class CudaProgram:
         self.binary = binary
         self._constants = bool(symbols(plan))
         self._textures = textures(plan)
-        self._input_names = tuple(spec.name for spec in plan.inputs)
-        self._output_names = tuple(spec.name for spec in plan.outputs)
+        self._fixed_batch = None if plan.problem.is_runtime_batch else plan.problem.typical_batch
+        self._first = plan.inputs[0].name
+        self._input_names = {spec.name for spec in plan.inputs}
+        self._output_names = {spec.name for spec in plan.outputs}
         self._sized = functools.lru_cache(MAX_BATCHES)(lambda n: _sized(plan, n))
-        self._modules: dict[tuple[int, int], _Module] = {}
+        self._modules: dict[tuple[int, int], Module] = {}
         self._texture_objects: dict[tuple[int, TextureArg, int, int], Any] = {}
         # A captured graph replays with the memory and textures it was captured with: they live as long as the program.
         self._graph_textures: set[tuple[int, TextureArg, int, int]] = set()
@@ -94,17 +83,18 @@ class CudaProgram:
         Raises UsageError for an array of another shape, dtype or device, or one that is missing; DeviceError for a
         failing CUDA call; ProblemError for a batch beyond the problem's bound.
         """
-        _check_names("inputs", inputs, self._input_names, required=True)
         given = outputs or {}
-        _check_names("outputs", given, self._output_names, required=self.plan.problem.accumulate)
-        library, first = native(self._input_names[0], inputs[self._input_names[0]])
+        if inputs.keys() != self._input_names:
+            raise _wrong_names("inputs", inputs, self._input_names)
+        if not given.keys() <= self._output_names:
+            raise _wrong_names("outputs", given, self._output_names)
+        library, first = native(self._first, inputs[self._first])
         view = library.view(first)
         device = view.device
         with ActiveContext(device):
             current = library.current_stream(device)
             handle = current if stream is None else stream_handle(stream)
-            batch = _batch(self.plan, view, n)
-            call = _Call(library, first, device, handle, batch)
+            call = _Call(library, first, view, device, handle, self._batch(view, n))
             if handle == current:
                 return self._run(call, inputs, given)
             with library.use_stream(handle, device):
@@ -124,6 +114,15 @@ class CudaProgram:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _batch(self, view: View, n: int | None) -> int:
+        fixed = self._fixed_batch
+        if fixed is None:
+            # The first input is x or dy, whose first extent is the batch.
+            return n if n is not None else view.shape[0] if view.shape else 0
+        if n is not None and n != fixed:
+            raise UsageError(f"n={n}: the plan is compiled for a batch of {fixed}; use n=* in the problem")
+        return fixed
 
     # --- one run --------------------------------------------------------------------------------------
 
@@ -145,6 +144,8 @@ class CudaProgram:
         for tensor in sized.outputs:
             array = given.get(tensor.name)
             if array is None:
+                if self.plan.problem.accumulate:
+                    raise UsageError(f"outputs: {tensor.name} missing; the problem adds to what it holds")
                 array = call.library.empty(tensor.shape, tensor.strides, tensor.dtype, call.first)
                 addresses[tensor.name] = call.library.view(array).pointer
             else:
@@ -192,19 +193,22 @@ class CudaProgram:
                         block.function, x, y, z, *step.block, step.shared_bytes, stream, block.pointers_address, 0
                     )
                 )
+            elif not size[0]:
+                continue
             elif isinstance(step, CopyToSymbol):
-                source = addresses[_key(step.source)]
+                source = addresses[address_key(step.source)]
                 check(cuda.cuMemcpyDtoDAsync(module.symbols[step.symbol], source, step.nbytes, stream))
-            elif size[0]:
-                check(cuda.cuMemsetD8Async(addresses[_key(step.destination)], step.value, size[0], stream))
+            else:
+                check(cuda.cuMemsetD8Async(addresses[address_key(step.destination)], step.value, size[0], stream))
 
     # --- what is loaded ----------------------------------------------------------------------------------
 
-    def _module(self, device: int, stream: int) -> _Module:
+    def _module(self, device: int, stream: int) -> Module:
         key = (device, stream if self._constants else 0)
         module = self._modules.get(key)
         if module is None:
-            module = self._modules[key] = _load(self.plan, self.binary)
+            with relaxed_capture():
+                module = self._modules[key] = load_module(self.plan, self.binary)
         return module
 
     def _texture(self, call: _Call, texture: TextureArg, height: int, address: int) -> int:
@@ -217,7 +221,7 @@ class CudaProgram:
             if len(self._texture_objects) >= MAX_TEXTURES and not capturing:
                 self._destroy_textures(call.device, keep=self._graph_textures)
             spec = self.plan.problem.tensor(texture.tensor)
-            known = self._texture_objects[key] = _create_texture(texture, spec, height, address)
+            known = self._texture_objects[key] = create_texture(texture, spec, height, address)
         return int(known)
 
     def _unload(self, device: int) -> None:
@@ -240,6 +244,7 @@ class _Call(NamedTuple):
 
     library: Library
     first: Any
+    view: View
     device: int
     stream: int
     n: int
@@ -276,7 +281,7 @@ def _sized(plan: Plan, n: int) -> _Sized:
     problem = plan.problem.at(n) if plan.problem.is_runtime_batch else plan.problem
     offsets, at = [], 0
     for buffer in plan.workspace:
-        offsets.append((_key(WorkspaceArg(buffer.name)), at))
+        offsets.append((address_key(WorkspaceArg(buffer.name)), at))
         at += -(-extent_at(buffer.nbytes, n) // 256) * 256
     steps: list[tuple[int, ...]] = []
     for step in plan.steps:
@@ -309,33 +314,24 @@ def _tensor(plan: Plan, spec: TensorSpec) -> _Tensor:
     )
 
 
-def _batch(plan: Plan, view: View, n: int | None) -> int:
-    problem = plan.problem
-    if problem.is_runtime_batch:
-        # The first input is x or dy, whose first extent is the batch.
-        return n if n is not None else view.shape[0] if view.shape else 0
-    if n is not None and n != problem.typical_batch:
-        raise UsageError(f"n={n}: the plan is compiled for a batch of {problem.typical_batch}; use n=* in the problem")
-    return problem.typical_batch
-
-
 # --- arrays to addresses -----------------------------------------------------------------------------------
 
 
-def _check_names(what: str, arrays: Mapping[str, Any], names: tuple[str, ...], required: bool) -> None:
+def _wrong_names(what: str, arrays: Mapping[str, Any], names: set[str]) -> UsageError:
     unknown = [name for name in arrays if name not in names]
-    missing = [name for name in names if arrays.get(name) is None]
-    if unknown or (missing and required):
-        problem = f"unknown {', '.join(unknown)}" if unknown else f"{', '.join(missing)} missing"
-        raise UsageError(f"{what}: {problem}; the problem has {', '.join(names)}")
+    missing = sorted(name for name in names if name not in arrays)
+    problem = f"unknown {', '.join(unknown)}" if unknown else f"{', '.join(missing)} missing"
+    return UsageError(f"{what}: {problem}; the problem has {', '.join(sorted(names))}")
 
 
 def _input(tensor: _Tensor, array: Any, call: _Call) -> tuple[int, Any]:
     """The address the kernels read, and the copy that was made for them, if one was."""
-    library, source = native(tensor.name, array)
-    view = library.view(source)
-    _check_array(tensor, view, call.device)
-    if _is_usable(tensor, view):
+    if array is call.first:
+        library, source, view = call.library, array, call.view
+    else:
+        library, source = native(tensor.name, array)
+        view = library.view(source)
+    if _is_usable(tensor, view, call.device):
         return view.pointer, None
     with library.use_stream(call.stream, call.device):
         copied = library.empty(tensor.shape, tensor.strides, tensor.dtype, source)
@@ -348,13 +344,15 @@ def _output(
 ) -> tuple[int, Any]:
     """The address the kernels write, and the array behind it where that is not the caller's."""
     view = library.view(array)
-    _check_array(tensor, view, call.device)
-    if any(extent > 1 and stride == 0 for extent, stride in zip(view.shape, view.strides, strict=True)):
+    start, end = view.pointer, view.pointer + tensor.nbytes
+    if _is_usable(tensor, view, call.device):
+        for first, last in read:
+            if start < last and first < end:
+                break
+        else:
+            return start, None
+    elif any(extent > 1 and stride == 0 for extent, stride in zip(view.shape, view.strides, strict=True)):
         raise UsageError(f"{tensor.name} has stride 0: several of its elements share memory, so it cannot be written")
-    end = view.pointer + tensor.nbytes
-    overlaps = any(view.pointer < stop and start < end for start, stop in read)
-    if _is_usable(tensor, view) and not overlaps:
-        return view.pointer, None
     with library.use_stream(call.stream, call.device):
         aside = library.empty(tensor.shape, tensor.strides, tensor.dtype, array)
         if accumulate:
@@ -362,18 +360,16 @@ def _output(
     return library.view(aside).pointer, aside
 
 
-def _check_array(tensor: _Tensor, view: View, device: int) -> None:
+def _is_usable(tensor: _Tensor, view: View, device: int) -> bool:
+    """Whether kernels can work on the array where it lies. Raises UsageError for an array that is another tensor."""
     if view.shape != tensor.shape:
-        raise UsageError(f"{tensor.name} has shape {view.shape}, expected {tensor.shape}")
+        raise UsageError(f"{tensor.name} has shape {tuple(view.shape)}, expected {tensor.shape}")
     if view.dtype not in tensor.dtypes:
         raise UsageError(f"{tensor.name} is {view.dtype}, expected {' or '.join(tensor.dtypes)}")
     if view.device != device:
         raise UsageError(
             f"{tensor.name} is on device {view.device}, the first input on device {device}: move one of them"
         )
-
-
-def _is_usable(tensor: _Tensor, view: View) -> bool:
     wanted = tensor.byte_strides if view.in_bytes else tensor.strides
     if view.pointer % tensor.alignment:
         return False
@@ -383,111 +379,3 @@ def _is_usable(tensor: _Tensor, view: View) -> bool:
     return all(
         extent == 1 or stride == want for extent, stride, want in zip(view.shape, view.strides, wanted, strict=True)
     )
-
-
-# --- modules, textures and kernel arguments -------------------------------------------------------------------
-
-
-def _key(place: TensorArg | WorkspaceArg) -> str:
-    return place.tensor if isinstance(place, TensorArg) else f"workspace.{place.buffer}"
-
-
-class _Arguments:
-    """A launch's parameters as cuLaunchKernel wants them: 8 bytes a value, and an array of pointers to the values.
-
-    What never changes is written here; `slots` lists the rest, as (index, key of the address).
-    """
-
-    def __init__(self, launch: Launch, function: Any, all_textures: tuple[TextureArg, ...]) -> None:
-        count = len(launch.args)
-        self.function = function
-        self.values = (ctypes.c_uint64 * max(count, 1))()
-        start = ctypes.addressof(self.values)
-        self._pointers = (ctypes.c_uint64 * max(count, 1))(*(start + 8 * i for i in range(count)))
-        self.pointers_address = ctypes.addressof(self._pointers)
-        self.slots: list[tuple[int, str]] = []
-        for slot, (arg, parameter) in enumerate(zip(launch.args, launch.kernel.params, strict=True)):
-            match arg:
-                case TensorArg() | WorkspaceArg():
-                    self.slots.append((slot, _key(arg)))
-                case BatchArg():
-                    self.slots.append((slot, "batch"))
-                case TextureArg():
-                    self.slots.append((slot, f"texture.{all_textures.index(arg)}"))
-                case ScalarArg(value):
-                    self.values[slot] = _scalar_bits(value, parameter)
-
-
-def _scalar_bits(value: int | float, parameter: Param) -> int:
-    form = {"float": "<f4x", "double": "<d"}.get(parameter.ctype, "<q")
-    return int.from_bytes(struct.pack(form, value), "little")
-
-
-@dataclass(frozen=True, slots=True)
-class _Module:
-    """The cubin in a context; `blocks` has the arguments of each launch, None for the other steps."""
-
-    handle: Any
-    blocks: tuple[Any, ...]
-    symbols: dict[str, Any]
-
-
-def _load(plan: Plan, binary: Binary) -> _Module:
-    cuda = driver()
-    try:
-        handle = check(cuda.cuModuleLoadData(binary.cubin))
-    except CudaError as error:
-        if error.name not in ("CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_INVALID_SOURCE"):
-            raise
-        raise DeviceError(
-            f"{plan.name} is compiled for {binary.arch}, which this GPU does not run: lower it for Target.current()"
-        ) from error
-    shared = dynamic_shared(plan)
-    functions = {}
-    for kernel in plan.kernels:
-        function = functions[kernel.name] = check(cuda.cuModuleGetFunction(handle, kernel.name.encode()))
-        if shared[kernel.name]:
-            attribute = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            check(cuda.cuFuncSetAttribute(function, attribute, shared[kernel.name]))
-    used = textures(plan)
-    return _Module(
-        handle=handle,
-        blocks=tuple(
-            _Arguments(step, functions[step.kernel.name], used) if isinstance(step, Launch) else None
-            for step in plan.steps
-        ),
-        symbols={name: _global(handle, name) for name in symbols(plan)},
-    )
-
-
-def _global(module: Any, name: str) -> Any:
-    cuda = driver()
-    status, pointer, _ = cuda.cuModuleGetGlobal(module, name.encode())
-    check((status,))
-    return pointer
-
-
-def _create_texture(texture: TextureArg, spec: TensorSpec, height: int, address: int) -> Any:
-    cuda = driver()
-    formats = {
-        "fp32": cuda.CUarray_format.CU_AD_FORMAT_FLOAT,
-        "fp16": cuda.CUarray_format.CU_AD_FORMAT_HALF,
-        "bf16": cuda.CUarray_format.CU_AD_FORMAT_UNSIGNED_INT16,
-        "int8": cuda.CUarray_format.CU_AD_FORMAT_SIGNED_INT8,
-        "uint8": cuda.CUarray_format.CU_AD_FORMAT_UNSIGNED_INT8,
-    }
-    resource = cuda.CUDA_RESOURCE_DESC()
-    resource.resType = cuda.CUresourcetype.CU_RESOURCE_TYPE_PITCH2D
-    image = resource.res.pitch2D
-    image.devPtr = cuda.CUdeviceptr(address)
-    image.format = formats[spec.dtype.value]
-    image.numChannels = 1
-    image.width = texture.width
-    image.height = height
-    image.pitchInBytes = texture.pitch_bytes
-    sampling = cuda.CUDA_TEXTURE_DESC()
-    border = cuda.CUaddress_mode.CU_TR_ADDRESS_MODE_BORDER
-    sampling.addressMode = [border, border, border]
-    sampling.filterMode = cuda.CUfilter_mode.CU_TR_FILTER_MODE_POINT
-    sampling.flags = 0 if spec.dtype.value in ("fp32", "fp16") else cuda.CU_TRSF_READ_AS_INTEGER
-    return check(cuda.cuTexObjectCreate(resource, sampling, None))

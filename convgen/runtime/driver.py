@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -42,7 +44,12 @@ class CudaError(DeviceError):
 def primary_context(device: int) -> Any:
     """The context that CuPy and PyTorch use on a device. Held until the process ends."""
     cuda = driver()
-    check(cuda.cuInit(0))
+    try:
+        started = cuda.cuInit(0)
+    # Releases of cuda-bindings differ in what they raise where the driver's library is missing.
+    except Exception as error:
+        raise DeviceError(f"no NVIDIA driver: {error}") from error
+    check(started)
     return check(cuda.cuDevicePrimaryCtxRetain(check(cuda.cuDeviceGet(device))))
 
 
@@ -73,3 +80,14 @@ def is_capturing(stream: int) -> bool:
     cuda = driver()
     status = check(cuda.cuStreamIsCapturing(cuda.CUstream(stream)))
     return bool(status != cuda.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+
+
+@contextlib.contextmanager
+def relaxed_capture() -> Iterator[None]:
+    """Let this thread load code and allocate while it captures a graph, which CUDA forbids by default."""
+    cuda = driver()
+    before = check(cuda.cuThreadExchangeStreamCaptureMode(cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+    try:
+        yield
+    finally:
+        check(cuda.cuThreadExchangeStreamCaptureMode(before))

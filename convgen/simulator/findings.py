@@ -40,10 +40,10 @@ class Findings:
 
     def _place(self, pc: int, line: int) -> tuple[SourceLine, ...]:
         lines = self.unit.source.splitlines()
-        numbers = self.lines().find(pc) if pc else (line,)
+        numbers = self.lines().find(pc, self.unit.label) if pc else (line,)
         if len(numbers) > 1 and "convgen_sim_access" in lines[numbers[0] - 1]:
             numbers = numbers[1:]  # a wrapper's own call: its caller says more
-        return tuple(SourceLine(n, lines[n - 1].strip()) if 0 < n <= len(lines) else SourceLine(0, "") for n in numbers)
+        return tuple(SourceLine(n, lines[n - 1].strip()) for n in numbers) or (SourceLine(0, ""),)
 
     def _faults(self, raw: Sequence[abi.Fault]) -> tuple[Fault, ...]:
         merged: dict[tuple[FaultKind, tuple[SourceLine, ...]], Fault] = {}

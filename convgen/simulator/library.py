@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import _ctypes
+import contextlib
 import ctypes
 import dataclasses
 import enum
 import functools
 import os
 import tempfile
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from convgen.errors import SimulatorFault, UsageError
 from convgen.simulator import abi
 from convgen.simulator.findings import Findings
 from convgen.simulator.lines import LineTable
@@ -76,6 +79,7 @@ class Library:
         self.units = units
         self.mode = mode
         self._dll = _load(image)
+        self._turn = threading.Lock()
         self._lines = functools.cache(lambda: LineTable(image))
         if self._dll.convgen_sim_launch_bytes() != ctypes.sizeof(abi.Launch):
             raise AssertionError("abi.py and launch.h differ")
@@ -83,7 +87,10 @@ class Library:
 
     def symbol(self, unit: int, name: str) -> tuple[int, int]:
         """Address and size in bytes of a unit's `__constant__` array. Raises KeyError if it has no such array."""
-        row = self._constants(unit)[self.units[unit].constants.index(name)]
+        names = self.units[unit].constants
+        if name not in names:
+            raise KeyError(f"{name}: {self.units[unit].label} has the __constant__ arrays {', '.join(names) or 'none'}")
+        row = self._constants(unit)[names.index(name)]
         return row.base, row.bytes
 
     def launch(
@@ -101,9 +108,11 @@ class Library:
     ) -> Report:
         """Run a kernel, all of its grid or the blocks of these linear indices.
 
-        `workers` OS threads share the blocks (default: one a core). Faults are reported, not raised.
+        `workers` OS threads share the blocks (default: one a core). Faults are reported, not raised; but a launch
+        that no GPU would accept raises SimulatorFault.
         """
         _check_limits(kernel, grid, block, shared_bytes, arguments)
+        memory.begin_launch()
         textures = [a for a in arguments if isinstance(a, Texture)]
         values = [
             _marshal(param.ctype, argument, textures) for param, argument in zip(kernel.params, arguments, strict=True)
@@ -146,13 +155,14 @@ class Library:
             sites=ctypes.addressof(sites),
             site_capacity=MAX_SITES if count else 0,
         )
-        if self._dll.convgen_sim_launch(ctypes.byref(launch)):
+        with self._turn:
+            failed = self._dll.convgen_sim_launch(ctypes.byref(launch))
+        if failed:
             raise MemoryError("the simulator could not map its stacks")
         footprint = {b.name: b.footprint() for b in memory.blocks} if count else {}
         names = tuple(b.name for b in memory.blocks)
         findings = Findings(self._lines, self.units[unit], kernel.name, names, shared_bytes)
         report = findings.report(launch, faults[: launch.fault_count], sites[: launch.site_count], total)
-        memory.settle()
         return dataclasses.replace(report, counters=dataclasses.replace(report.counters, footprint=footprint))
 
     def _constants(self, unit: int) -> ctypes.Array[abi.ConstantArray]:
@@ -175,13 +185,13 @@ def _check_limits(
 ) -> None:
     threads = block[0] * block[1] * block[2]
     if not 1 <= threads <= MAX_THREADS or block[2] > 64:
-        raise ValueError(f"{kernel.name}: block {block}, expected 1 to {MAX_THREADS} threads, z up to 64")
+        raise SimulatorFault(f"{kernel.name}: block {block}, expected 1 to {MAX_THREADS} threads, z up to 64")
     if not (1 <= grid[0] < 2**31 and 1 <= grid[1] < 65536 and 1 <= grid[2] < 65536):
-        raise ValueError(f"{kernel.name}: grid {grid}, expected x from 1 to 2^31-1, y and z from 1 to 65535")
+        raise SimulatorFault(f"{kernel.name}: grid {grid}, expected x from 1 to 2^31-1, y and z from 1 to 65535")
     if not 0 <= shared_bytes <= MAX_SHARED_BYTES:
-        raise ValueError(f"{kernel.name}: {shared_bytes} bytes of shared memory, expected up to {MAX_SHARED_BYTES}")
+        raise SimulatorFault(f"{kernel.name}: {shared_bytes} bytes of shared memory, expected up to {MAX_SHARED_BYTES}")
     if len(arguments) != len(kernel.params):
-        raise ValueError(f"{kernel.name}: {len(arguments)} arguments, expected {len(kernel.params)}")
+        raise SimulatorFault(f"{kernel.name}: {len(arguments)} arguments, expected {len(kernel.params)}")
 
 
 def _marshal(ctype: str, argument: Argument, textures: list[Texture]) -> ctypes._SimpleCData:  # type: ignore[type-arg]
@@ -191,7 +201,7 @@ def _marshal(ctype: str, argument: Argument, textures: list[Texture]) -> ctypes.
         return ctypes.c_uint64(textures.index(argument) + 1)
     plain = ctype.removeprefix("const ").strip()
     if plain not in _SCALARS:
-        raise ValueError(f"a parameter of type {ctype} cannot take the value {argument}")
+        raise UsageError(f"a parameter of type {ctype} cannot take the value {argument}")
     return _SCALARS[plain](argument)
 
 
@@ -200,6 +210,8 @@ def _cores() -> int:
 
 
 def _load(image: bytes) -> ctypes.CDLL:
+    with contextlib.suppress(OSError):  # where it is no library of its own, it is part of libc
+        ctypes.CDLL("libm.so.6", ctypes.RTLD_GLOBAL)
     with tempfile.NamedTemporaryFile(prefix="convgen-", suffix=".so") as file:  # loaded, it needs its name no more
         file.write(image)
         file.flush()

@@ -71,6 +71,7 @@ class Memory:
         self._arena = _Arena(SLOTS * abi.ARENA_SLOT_BYTES)
         self.base = self._arena.base
         self.blocks: list[Block] = []
+        self._launched = False
 
     def allocate(
         self, name: str, nbytes: int, *, writable: bool, initialised: bool, granule: int = 4, offset: int = 0
@@ -101,7 +102,7 @@ class Memory:
             address,
             granule,
             self._arena.view(address, nbytes),
-            np.full(granules, BY_HOST if initialised else 0, np.uint64) if writable else None,
+            _shadow(granules, initialised) if writable else None,
             np.zeros(granules, np.uint8),
             guards,
         )
@@ -127,11 +128,13 @@ class Memory:
             )
         )
 
-    def settle(self) -> None:
-        """Forget who wrote what: the launch is over."""
-        for block in self.blocks:
-            if block.writer is not None:
-                np.minimum(block.writer, BY_KERNEL, out=block.writer)
+    def begin_launch(self) -> None:
+        """Who wrote what in the launch before no longer matters, only that it was written."""
+        if self._launched:
+            for block in self.blocks:
+                if block.writer is not None:
+                    np.minimum(block.writer, BY_KERNEL, out=block.writer)
+        self._launched = True
 
 
 class _Arena:
@@ -149,3 +152,8 @@ class _Arena:
         raw = (ctypes.c_uint8 * nbytes).from_address(address)
         vars(raw)["arena"] = self  # numpy keeps `raw`
         return np.ctypeslib.as_array(raw)
+
+
+def _shadow(granules: int, initialised: bool) -> npt.NDArray[np.uint64]:
+    # Zeros take no memory until touched: a large output of which a few blocks are run stays cheap.
+    return np.full(granules, BY_HOST, np.uint64) if initialised else np.zeros(granules, np.uint64)

@@ -69,6 +69,8 @@ class Site:
 
     A transaction is a 32-byte sector (global), a wavefront over 32 banks (shared) or a distinct address
     (constant, texture) of one warp instruction; `ideal` is the least number for the bytes asked. `place` as in Fault.
+    The k-th executions by a warp's lanes between two barriers count as one instruction: in a loop that some lanes
+    skip now and then (at an image's border) that is an approximation.
     """
 
     kernel: str

@@ -1,4 +1,4 @@
-"""The host's C++ compiler, and libraries what it built, kept in the user's cache."""
+"""The host's C++ compiler, and the libraries built with it, kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ INSTRUMENTATION_FLAGS = {
         *("-mllvm", "-tsan-instrument-read-before-write=1"),
     ),
 }
+# Against no library: zig would first build its own C library, for 40 s. The process has libc and libm.
+LINK_FLAGS = {"gcc": ("-lm",), "clang": ("-nostdlib", "-Wl,-z,undefs")}
 RUNTIME_FLAGS = ("-O2", "-g0")
 MAX_LOG_LINES = 60
 
@@ -63,7 +65,7 @@ class Compiler:
 
     def link(self, objects: tuple[Path, ...], output: Path) -> None:
         """Link objects to a shared library. Raises CompileError with the linker's log."""
-        self._run("-shared", *map(str, objects), "-o", str(output), "-lm")
+        self._run("-shared", *map(str, objects), "-o", str(output), *LINK_FLAGS[self.family])
 
     def _run(self, *arguments: str) -> None:
         done = subprocess.run([*self.command, *arguments], capture_output=True, text=True, check=False)
@@ -125,7 +127,7 @@ def _runtime_object(compiler: Compiler, folder: Path) -> bytes:
 
 def _key(compiler: Compiler, flags: tuple[str, ...], text: str) -> str:
     named = [flag for flag in (*COMMON_FLAGS, *flags) if flag != str(INCLUDE)]
-    named += INSTRUMENTATION_FLAGS[compiler.family]
+    named += [*INSTRUMENTATION_FLAGS[compiler.family], *LINK_FLAGS[compiler.family]]
     return content_key("sim", *compiler.command, compiler.version, " ".join(named), _processor(), _own_sources(), text)
 
 

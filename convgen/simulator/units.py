@@ -9,7 +9,8 @@ from typing import Protocol
 
 INCLUDE = re.compile(r"^#include <.*>$", re.MULTILINE)
 LINKAGE = re.compile(r'extern "C"(?=\s+(?:__global__|__constant__|__device__|__launch_bounds__))')
-CONSTANT = re.compile(r"__constant__\s+(?:[\w:]+\s+)*?[\w:]+\s+(?:__align__\(\d+\)\s*)?(\w+)\s*(?:\[|;)")
+_ALIGN = r"(?:__align__\(\w+\)\s*)?"
+CONSTANT = re.compile(rf"__constant__\s+{_ALIGN}(?:[\w:]+\s+)*?[\w:]+\s+{_ALIGN}(\w+)\s*(?:\[|;|=)")
 
 
 class ParamLike(Protocol):

@@ -7,7 +7,6 @@ blocks have just brought into the caches. One thread one position. Covers fprop 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from convgen.errors import ConfigError
-from convgen.gather import NARROW, Gather, gather
+from convgen.gather import NARROW, Axis, Gather, gather
 from convgen.plan import (
     Arg,
     BatchExtent,
@@ -34,7 +34,7 @@ from convgen.target import Target
 
 REDUCE_THREADS = 256
 MAX_SPLITS = 64
-UNROLLED_TERMS = 1024
+UNROLLED_TERMS = 160
 TEXTURE_WIDTH, TEXTURE_HEIGHT, TEXTURE_PITCH = 131072, 65000, 32
 
 
@@ -50,8 +50,9 @@ class DirectConfig(Config):
     """Batch elements a thread works through, one after the other."""
     tile_channel: int
     """Result channels a thread keeps (groups, where each has one channel)."""
-    tile_w: int
-    """Neighbouring positions of the last axis a thread keeps."""
+    tile_position: int
+    """Neighbouring positions a thread keeps: of the last axis if neighbouring threads differ in channels, else of the
+    axis before it, so that threads stay neighbours in memory."""
     vector: int
     """Elements of the summed channel a load brings."""
     filter: str
@@ -82,7 +83,7 @@ class Direct:
                 "threads_column": (1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
                 "tile_b": (1, 2, 4),
                 "tile_channel": (1, 2, 4, 8, 16),
-                "tile_w": (1, 2, 4, 8),
+                "tile_position": (1, 2, 4, 8),
                 "vector": (1, 2, 4, 8),
                 "filter": ("global", "constant", "shared"),
                 "input": ("global", "texture"),
@@ -98,7 +99,7 @@ class Direct:
                                ("input", ("global", "texture"))):  # fmt: skip
             if getattr(c, field) not in allowed:
                 raise ConfigError(f"{field}={getattr(c, field)}: expected {' or '.join(allowed)}")
-        numbers = ("threads_channel", "threads_column", "tile_b", "tile_channel", "tile_w", "vector",
+        numbers = ("threads_channel", "threads_column", "tile_b", "tile_channel", "tile_position", "vector",
                    "split_q", "split_taps")  # fmt: skip
         for field in numbers:
             if getattr(c, field) < 1:
@@ -109,11 +110,14 @@ class Direct:
             raise ConfigError(
                 f"threads_channel*threads_column={threads}: a block has at most {target.max_threads_per_block}"
             )
-        if c.tile_channel * c.tile_w * c.vector > 256:
-            raise ConfigError("tile_channel*tile_w*vector over 256: the sums and operands would not fit in registers")
-        if g.preimages and c.tile_w != 1:
+        if c.tile_channel * c.tile_position * c.vector > 256:
             raise ConfigError(
-                f"tile_w={c.tile_w}: the dgrad of pad_mode={problem.pad_mode.value} takes one position at a time"
+                "tile_channel*tile_position*vector over 256: the sums and operands would not fit in registers"
+            )
+        if g.preimages and c.tile_position != 1:
+            raise ConfigError(
+                f"tile_position={c.tile_position}: the dgrad of pad_mode={problem.pad_mode.value} "
+                "takes one position at a time"
             )
         if c.vector > 1:
             self._check_vector(g, c)
@@ -195,34 +199,33 @@ class Direct:
         vector = _largest((8, 4, 2), lambda v: _packs_q(g, v))
         results = max(g.batch_size * g.channels * g.out, 1)
         plenty = target.sm_count * 2048
-        tile_w = 1 if g.preimages or results < 8 * plenty else _largest((4, 2), lambda t: g.axes[-1].out >= t)
-        tile_channel = _largest((4, 2), lambda t: g.channels >= t and results >= t * tile_w * plenty)
+        extent = g.axes[-2 if len(g.axes) > 1 and not channels_contiguous else -1].out
+        tile_position = 1
+        if not g.preimages and results >= 8 * plenty:
+            tile_position = _largest((4, 2), lambda t: extent >= t)
+        tile_channel = _largest((4, 2), lambda t: g.channels >= t and results >= t * tile_position * plenty)
         if g.m == 1:
             vector = 1 if tile_channel > 1 else vector
         elif g.m < tile_channel:
             tile_channel = 1
-        channel_tiles = -(-g.channels // tile_channel)
         if channels_contiguous:
-            threads_channel = min(_power_of_two_at_least(channel_tiles), 128)
+            threads_channel = min(_power_of_two_at_least(-(-g.channels // tile_channel)), 128)
             shape = ("channel", threads_channel, 128 // threads_channel)
         else:
             shape = ("column", 1, 128)
-        threads = results // (tile_w * tile_channel)
-        wanted = max(1, plenty // max(threads, 1))
-        split_taps = _power_of_two_at_most(min(wanted, _split_axis_taps(g), 32)) if g.taps * g.q_size >= 512 else 1
-        split_q = 1
-        if g.taps * g.q_size // split_taps >= 512:
-            split_q = _power_of_two_at_most(
-                min(wanted // split_taps, MAX_SPLITS // split_taps, max(g.q_size // vector, 1))
-            )
-        return DirectConfig(*shape, 1, tile_channel, tile_w, vector, "global", "global", split_q, split_taps)
+        terms = g.taps * g.q_size
+        wanted = plenty * tile_position * tile_channel // results
+        split_taps = _power_of_two_at_most(min(wanted, _split_axis_taps(g), 32, terms // 256))
+        most = min(wanted // split_taps, MAX_SPLITS // split_taps, g.q_size // vector, terms // split_taps // 256)
+        split_q = _power_of_two_at_most(most)
+        return DirectConfig(*shape, 1, tile_channel, tile_position, vector, "global", "global", split_q, split_taps)
 
     def cost(self, problem: Conv, config: DirectConfig, target: Target) -> float:
         g = gather(problem)
-        tile = config.tile_channel * config.tile_w
+        tile = config.tile_channel * config.tile_position
         splits = config.split_q * config.split_taps
         results = g.batch_size * g.channels * g.out
-        loads_per_fma = 1 / config.tile_channel + 1 / (config.tile_w * config.vector)
+        loads_per_fma = 1 / config.tile_channel + 1 / (config.tile_position * config.vector)
         traffic = problem.bytes + 2 * 4 * splits * results * (splits > 1)
         return common.first_order_cost(
             target,
@@ -286,7 +289,9 @@ class Direct:
             "tile_b": c.tile_b,
             "tile_g": _tile_g(g, c),
             "tile_m": _tile_m(g, c),
-            "tile_w": c.tile_w,
+            "tile_o": c.tile_position,
+            "tile_axis": _tile_axis(g, c).name,
+            "ragged": _tile_axis(g, c).out % c.tile_position > 0,
             "vector": c.vector,
             "filter_home": c.filter,
             "filter_elements": g.w.size,
@@ -297,6 +302,7 @@ class Direct:
             "split_q": c.split_q,
             "split_taps": c.split_taps,
             "split_axis": _split_axis(g),
+            "tap_loops": _tap_loops(g, c),
             "unrolled": _unrolled(g, c),
             "preimages": g.preimages,
             "source_border": "kZeros" if g.terms_vanish else "kBorder",
@@ -334,10 +340,16 @@ def _tile_m(g: Gather, c: DirectConfig) -> int:
 def _grid_x(g: Gather, c: DirectConfig) -> Extent:
     channel_tiles = -(-g.groups // _tile_g(g, c)) * -(-g.m // _tile_m(g, c))
     channel_blocks = -(-channel_tiles // c.threads_channel)
-    tiles = g.out // g.axes[-1].out * -(-g.axes[-1].out // c.tile_w)
+    tiled = _tile_axis(g, c).out
+    tiles = g.out // tiled * -(-tiled // c.tile_position)
     if g.batch is None:
         return BatchExtent(tiles, c.threads_column, channel_blocks)
     return channel_blocks * -(-(-(-g.batch // c.tile_b) * tiles) // c.threads_column)
+
+
+def _tile_axis(g: Gather, c: DirectConfig) -> Axis:
+    before_last = g.axes[-2:-1]
+    return before_last[0] if before_last and c.along_x == "column" and before_last[0].out > 1 else g.axes[-1]
 
 
 def _split_axis(g: Gather) -> str:
@@ -388,18 +400,24 @@ def _store(g: Gather, c: DirectConfig) -> str:
     groups = (g.y_group,) if g.m > 1 and g.groups > 1 else ()
     if t > 1 and t * size <= 16 and extent % t == 0 and common.dense_pack(t, step, (*_other_y_strides(g), *groups)):
         return "channels"
-    t, last = c.tile_w, g.axes[-1]
-    others = (g.y_batch, g.y_group, g.y_m, *(a.y_stride for a in g.axes[:-1]))
-    if t > 1 and t * size <= 16 and last.out % t == 0 and common.dense_pack(t, last.y_stride, others):
+    t, tiled = c.tile_position, _tile_axis(g, c)
+    others = (g.y_batch, g.y_group, g.y_m, *(a.y_stride for a in g.axes if a is not tiled))
+    if t > 1 and t * size <= 16 and tiled.out % t == 0 and common.dense_pack(t, tiled.y_stride, others):
         return "positions"
     return "elements"
 
 
+def _tap_loops(g: Gather, c: DirectConfig) -> list[Axis]:
+    """The tap loops from the outermost in: along the tiled axis neighbouring results share pixels, so it is last."""
+    tiled = _tile_axis(g, c)
+    return [*(a for a in g.axes if a is not tiled), tiled]
+
+
 def _unrolled(g: Gather, c: DirectConfig) -> list[str]:
-    """Axes whose tap loop is written out: from the innermost, while the body stays small."""
+    """Axes whose tap loop is written out: from the innermost, while the operands fit in registers."""
     names: list[str] = []
-    terms = c.tile_channel * c.tile_w * c.vector
-    for axis in reversed(g.axes):
+    terms = c.tile_channel * c.tile_position * c.vector
+    for axis in reversed(_tap_loops(g, c)):
         terms *= axis.taps
         if terms > UNROLLED_TERMS or (axis.name == _split_axis(g) and c.split_taps > 1):
             break
@@ -418,7 +436,7 @@ def _alignment(g: Gather, c: DirectConfig) -> dict[str, int]:
         alignment[g.x.name] = x_pack * g.x.dtype.itemsize
     if c.vector > 1 and c.filter == "global" and common.dense_pack(c.vector, g.w_q, _other_w_strides(g)):
         alignment[g.w.name] = c.vector * g.w.dtype.itemsize
-    pack = {"channels": c.tile_channel, "positions": c.tile_w, "elements": 1}[_store(g, c)]
+    pack = {"channels": c.tile_channel, "positions": c.tile_position, "elements": 1}[_store(g, c)]
     if pack > 1:
         alignment[g.y.name] = pack * g.y.dtype.itemsize
     return alignment
@@ -438,7 +456,7 @@ def _placements(g: Gather, c: DirectConfig) -> tuple[Placement, ...]:
     return (
         Placement(g.x.name, "texture" if c.input == "texture" else "L1/L2", g.x.nbytes, inputs[c.input]),
         Placement(g.w.name, "L1/L2" if c.filter == "global" else c.filter, g.w.nbytes, homes[c.filter]),
-        Placement("sums", "registers", 4 * c.tile_channel * c.tile_w, "one fp32 a result, written once"),
+        Placement("sums", "registers", 4 * c.tile_channel * c.tile_position, "one fp32 a result, written once"),
     )
 
 

@@ -7,270 +7,20 @@ registers once, and the tile is loaded with vector loads. Covers fprop and the d
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
 
 from convgen.errors import ConfigError
-from convgen.gather import Axis, Gather, gather
-from convgen.plan import CopyToSymbol, Extent, Kernel, Launch, Param, Placement, Plan, Step, TensorArg
+from convgen.gather import Gather, gather
+from convgen.plan import CopyToSymbol, Kernel, Launch, Param, Placement, Plan, Step, TensorArg
 from convgen.problem import Conv
-from convgen.space import Config, Space
+from convgen.space import Space, Value
 from convgen.strategies import common
-from convgen.strategies.halo import check_constant_filter, power_dividing, unsuitable
+from convgen.strategies.halo import check_constant_filter, unsuitable
+from convgen.strategies.halo_tiling import HaloTiledConfig, Tiling
 from convgen.target import Target
 
-BANKS = 32
-LOADS_IN_FLIGHT, BYTES_IN_FLIGHT = 16, 160
-ROW_REGISTERS = 32
-UNROLLED_TERMS = 4096
 RESULTS_A_THREAD = 128
-
-
-@dataclass(frozen=True)
-class HaloTiledConfig(Config):
-    """The block's threads, what a thread computes, and how the tile is brought in."""
-
-    threads_x: int
-    """Threads along the last axis."""
-    threads_y: int
-    """Threads along the axis before it."""
-    threads_channel: int
-    """Threads along result channels (groups, where each has one channel)."""
-    tile_w: int
-    tile_h: int
-    tile_d: int
-    """Neighbouring positions a thread keeps along each axis."""
-    tile_channel: int
-    """Result channels a thread keeps."""
-    chunk: int
-    """Summed channels in shared memory at a time."""
-    vector: int
-    """Elements a load from global memory brings."""
-    filter: str
-    """"constant" or "shared"."""
-    min_blocks: int
-    """Blocks that are to fit a multiprocessor: what the compiler budgets registers for."""
-
-
-@dataclass(frozen=True)
-class AxisTile:
-    """One axis of the block: `tile` neighbouring results a thread, `block` a block; `reads` pixels a thread takes."""
-
-    axis: Axis
-    tile: int
-    block: int
-    reads: int
-
-    @property
-    def blocks(self) -> int:
-        return -(-self.axis.out // self.block)
-
-    @property
-    def span(self) -> int:
-        return self.axis.span(self.block)
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """The sizes that follow from a problem and a config; in elements unless said otherwise."""
-
-    g: Gather
-    c: HaloTiledConfig
-
-    @property
-    def per_group(self) -> bool:
-        """True if groups play the part of result channels, because each has one."""
-        return self.g.m == 1
-
-    @property
-    def block_g(self) -> int:
-        return self.c.threads_channel if self.per_group else 1
-
-    @property
-    def block_m(self) -> int:
-        return 1 if self.per_group else self.c.threads_channel * self.c.tile_channel
-
-    @property
-    def threads(self) -> int:
-        return self.c.threads_x * self.c.threads_y * self.c.threads_channel
-
-    @property
-    def planes(self) -> int:
-        return self.block_g * self.c.chunk
-
-    @property
-    def buffers(self) -> int:
-        return 2 if self.g.q_size > self.c.chunk else 1
-
-    @property
-    def planes_fastest(self) -> bool:
-        """True if channels, not columns, are neighbours in x."""
-        return self.g.axes[-1].x_stride != 1
-
-    @cached_property
-    def segment(self) -> int:
-        """Taps of a row worked on at a time: as many as leave the row of pixels in registers."""
-        last = self.g.axes[-1]
-        fits = (s for s in range(last.taps, 1, -1) if last.taps % s == 0 and self._row(s) <= ROW_REGISTERS)
-        return next(fits, 1)
-
-    def _row(self, segment: int) -> int:
-        last = self.g.axes[-1]
-        return (self.c.tile_w - 1) * last.step + (segment - 1) * abs(last.spread) + 1
-
-    @property
-    def lead(self) -> int:
-        """Columns loaded ahead of the first that is needed, so that vector loads are aligned."""
-        last = self.g.axes[-1]
-        before = (last.taps - 1) * max(-last.spread, 0)
-        return 0 if self.planes_fastest else (-last.offset - before) % self.c.vector
-
-    @property
-    def skip(self) -> int:
-        """Pixels a thread reads ahead of the first that it needs, so that its vector reads are aligned."""
-        return self.lead % self.read
-
-    @property
-    def read(self) -> int:
-        """Elements of a vector read from the tile: a multiple of it lies between the rows of threads and segments."""
-        last = self.g.axes[-1]
-        starts = [self.c.tile_w * last.step] + [self.segment * abs(last.spread)] * (self.segment < last.taps)
-        return power_dividing(math.gcd(*starts), 4)
-
-    @property
-    def reads_w(self) -> int:
-        return -(-(self.skip + self._row(self.segment)) // self.read) * self.read
-
-    @cached_property
-    def tiles(self) -> tuple[AxisTile, ...]:
-        c = self.c
-        sizes = {"w": (c.tile_w, c.threads_x), "h": (c.tile_h, c.threads_y), "d": (c.tile_d, 1)}
-        tiles = [AxisTile(a, sizes[a.name][0], math.prod(sizes[a.name]), a.span(sizes[a.name][0])) for a in self.g.axes]
-        return (*tiles[:-1], dataclasses.replace(tiles[-1], reads=self.reads_w))
-
-    @cached_property
-    def columns(self) -> int:
-        """Columns loaded: those that are needed and those that vector reads touch."""
-        c, last = self.c, self.g.axes[-1]
-        touched = ((c.threads_x - 1) * c.tile_w * last.step + (last.taps - self.segment) * abs(last.spread)
-                   + self.lead - self.skip + self.reads_w)  # fmt: skip
-        vector = 1 if self.planes_fastest else c.vector
-        return -(-max(self.lead + self.tiles[-1].span, touched) // vector) * vector
-
-    @cached_property
-    def pitch(self) -> int:
-        """Elements from row to row: the fewest that give the first warp's reads the fewest bank conflicts."""
-        step = max(self.read, 1 if self.planes_fastest else min(self.c.vector, 4))
-        start = -(-self.columns // step) * step
-        return min(range(start, start + BANKS, step), key=lambda pitch: (self._conflicts(pitch), pitch))
-
-    def _conflicts(self, pitch: int) -> int:
-        lanes = BANKS // self.read
-        return max(_fullest_bank(self._addresses(pitch, first, lanes), self.read) for first in range(0, BANKS, lanes))
-
-    def _addresses(self, pitch: int, first: int, lanes: int) -> Iterator[int]:
-        c = self.c
-        rows = self.tiles[-2] if len(self.tiles) > 1 else None
-        for thread in range(first, min(first + lanes, self.threads)):
-            x, y, z = thread % c.threads_x, thread // c.threads_x % c.threads_y, thread // (c.threads_x * c.threads_y)
-            row = y * rows.tile * rows.axis.step if rows else 0
-            yield (row + z * self.per_group * c.chunk * self.rows) * pitch + x * c.tile_w * self.g.axes[-1].step
-
-    @property
-    def rows(self) -> int:
-        return math.prod(t.span for t in self.tiles[:-1])
-
-    @property
-    def plane(self) -> int:
-        """Elements from plane to plane, a multiple of 4 so that what follows the tile is aligned."""
-        return -(-self.rows * self.pitch // 4) * 4
-
-    @property
-    def line(self) -> int:
-        """Loads of a line: a row of pixels, with all planes where channels are neighbours."""
-        return self.columns * (self.planes if self.planes_fastest else 1) // self.c.vector
-
-    @property
-    def lines(self) -> int:
-        return self.rows * (1 if self.planes_fastest else self.planes)
-
-    @property
-    def across(self) -> int:
-        """Threads that load a line together."""
-        return min(self.line, self.threads)
-
-    @property
-    def down(self) -> int:
-        """Lines loaded at a time."""
-        return self.threads // self.across
-
-    @property
-    def in_flight(self) -> int:
-        """Loads a thread has under way at a time: all it does for a tile, or equal parts of it."""
-        rounds = -(-self.lines // self.down)
-        most = min(LOADS_IN_FLIGHT, BYTES_IN_FLIGHT // (self.c.vector * self.g.x.dtype.itemsize))
-        return -(-rounds // -(-rounds // most))
-
-    @property
-    def filter_read(self) -> int:
-        taps = self.g.axes[-1].taps
-        return power_dividing(self.segment, 4) if self.segment < taps else min(4, 1 << (taps - 1).bit_length())
-
-    @property
-    def filter_pitch(self) -> int:
-        """Elements from one row of taps to the next in shared memory."""
-        return -(-self.g.axes[-1].taps // self.filter_read) * self.filter_read
-
-    @property
-    def filter_chunk(self) -> int:
-        """Elements of the block's filter in shared memory, for one chunk."""
-        taps = self.g.taps // self.g.axes[-1].taps * self.filter_pitch
-        return self.block_g * self.block_m * self.c.chunk * taps if self.c.filter == "shared" else 0
-
-    @property
-    def shared_bytes(self) -> int:
-        return 4 * self.buffers * (self.planes * self.plane + self.filter_chunk)
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of one batch element."""
-        channel_blocks = -(-self.g.groups // self.block_g) * -(-self.g.m // self.block_m)
-        return channel_blocks * math.prod(t.blocks for t in self.tiles)
-
-    @property
-    def grid_x(self) -> Extent:
-        return common.per_batch(self.g, self.blocks * self.g.batch_size)
-
-    @property
-    def unrolled(self) -> list[str]:
-        """Outer axes whose loop over rows of pixels is written out: from the innermost, while the body stays small."""
-        names: list[str] = []
-        terms = self.c.tile_channel * self.c.tile_w * self.segment
-        for t in reversed(self.tiles[:-1]):
-            terms *= t.axis.taps * t.tile
-            if terms > UNROLLED_TERMS or self.segment < self.g.axes[-1].taps:
-                break
-            names.append(t.axis.name)
-        return names
-
-    @property
-    def store(self) -> tuple[str, int]:
-        """What a store writes, "channels" or "positions" that are neighbours in y, and how many."""
-        g, widest = self.g, 16 // self.g.y.dtype.itemsize
-        last, rows = g.axes[-1], tuple(a.y_stride for a in g.axes if a.out > 1)
-        batch, group = (g.y_batch,) * (g.batch_size > 1), (g.y_group,) * (g.groups > 1)
-        if not self.per_group and g.y_m == 1:
-            count = power_dividing(math.gcd(self.c.tile_channel, g.m), widest)
-            if common.dense_pack(count, g.y_m, (*batch, *group, *rows)):
-                return "channels", count
-        count = power_dividing(math.gcd(self.c.tile_w, last.out), widest)
-        channel = (g.y_m,) * (g.m > 1)
-        outer = tuple(a.y_stride for a in g.axes[:-1] if a.out > 1)
-        dense = common.dense_pack(count, last.y_stride, (*batch, *group, *channel, *outer))
-        return "positions", count if dense else 1
 
 
 class HaloTiled:
@@ -305,7 +55,7 @@ class HaloTiled:
                 "chunk": _up_to(g.q_size, (1, 2, 4, 8, 16, 32)),
                 "vector": (1, 2, 4, 8),
                 "filter": ("constant", "shared"),
-                "min_blocks": (1, 2, 3, 4, 6, 8),
+                "min_blocks": (1, 2, 3, 4, 5, 6, 8),
             },
         )
 
@@ -332,10 +82,15 @@ class HaloTiled:
         t = Tiling(g, c)
         if t.threads > target.max_threads_per_block:
             raise ConfigError(f"{t.threads} threads: a block has at most {target.max_threads_per_block}")
+        self._check_vector(t)
+        room = target.registers_per_sm // (t.threads * c.min_blocks)
+        if c.min_blocks > 1 and t.registers > room:
+            raise ConfigError(
+                f"min_blocks={c.min_blocks}: leaves a thread {room} registers, it needs about {t.registers}"
+            )
         if t.threads * c.min_blocks > target.max_threads_per_sm or c.min_blocks > target.max_blocks_per_sm:
             raise ConfigError(f"min_blocks={c.min_blocks} of {t.threads} threads: a multiprocessor holds at most "
                               f"{target.max_threads_per_sm} threads in {target.max_blocks_per_sm} blocks")  # fmt: skip
-        self._check_vector(t)
         if c.filter == "constant":
             check_constant_filter(g, target)
             if c.threads_channel > 1 and c.threads_x * c.threads_y % target.warp:
@@ -379,22 +134,26 @@ class HaloTiled:
     def default(self, problem: Conv, target: Target) -> HaloTiledConfig:
         g = gather(problem)
         w, h = g.axes[-1], g.axes[-2] if problem.nd > 1 else None
-        dense = g.m > 1
+        channels = g.m if g.m > 1 else g.groups
         tile_w = _largest((4, 2), lambda t: w.out >= t)
+        tile_channel = _largest((8, 4, 2), lambda t: g.m >= t)
+        # Few rows of results where many would leave multiprocessors idle or more weights than registers.
+        most = 8 if g.m == 1 and g.taps < 64 else 4 if g.m == 1 else 2
+        spare = g.batch_size * g.channels * g.out // (tile_w * tile_channel * target.sm_count * 512)
+        tile_h = _largest((8, 4, 2), lambda t: h is not None and h.out >= 2 * t and t <= min(most, spare))
+        tile_d = _largest((4, 2), lambda t: problem.nd > 2 and g.axes[0].out >= t and tile_channel * tile_h * t <= 16)
+
         threads_x = _power_of_two_between(-(-w.out // tile_w), 1, 32 if h else 128)
-        tile_channel = _largest((8, 4, 2), lambda t: g.m >= t) if dense else 1
-        rows = (4, 2) if dense or tile_w * threads_x * 8 > 4 * w.out else (8, 4, 2)
-        tile_h = _largest(rows, lambda t: h is not None and h.out >= 2 * t and tile_channel * tile_w * t <= 64)
         threads_y = _power_of_two_between(-(-h.out // tile_h), 1, 256 // threads_x) if h else 1
-        wanted = 256 // (threads_x * threads_y)
-        threads_channel = _power_of_two_between(-(-(g.m if dense else g.groups) // tile_channel), 1, wanted)
-        results = tile_channel * tile_w * tile_h
-        tile_d = _largest((4, 2), lambda t: problem.nd > 2 and g.axes[0].out >= t and results * t <= 64)
+        threads_channel = _power_of_two_between(-(-channels // tile_channel), 1, 256 // (threads_x * threads_y))
         config = HaloTiledConfig(threads_x, threads_y, threads_channel, tile_w, tile_h, tile_d, tile_channel,
                                  min(g.q_size, 8), 1, "shared", 1)  # fmt: skip
         config = self._shrunk(g, config, target)
-        for field, values in (("filter", ("constant",) * (g.q == 1 and g.w.dtype.ctype == "float")), ("vector", (8, 4, 2)), ("min_blocks", (4, 2))):
-            for value in values:
+        # A weight in constant memory can be an operand of the FMA, unless it must be converted or looked up first.
+        constant = ("constant",) * (g.q == 1 and g.w.dtype.ctype == "float")
+        values: dict[str, tuple[Value, ...]] = {"filter": constant, "vector": (8, 4, 2), "min_blocks": (4, 3, 2)}
+        for field in values:
+            for value in values[field]:
                 candidate = HaloTiledConfig.from_mapping({field: value}, config)
                 if self._passes(problem, candidate, target):
                     config = candidate
@@ -425,7 +184,7 @@ class HaloTiled:
         c = config
         t = Tiling(g, c)
         blocks = t.blocks * g.batch_size
-        results = c.tile_channel * math.prod(tile.tile for tile in t.tiles)
+        results = t.results
         fmas = results * g.taps
         rows = math.prod(tile.reads for tile in t.tiles[:-1])
         reads = rows * (g.axes[-1].taps // t.segment) * (t.reads_w // t.read)
@@ -539,23 +298,13 @@ def _placements(t: Tiling) -> tuple[Placement, ...]:
         "shared": (4 * t.filter_chunk, "read by every thread of the block; the lanes of a channel read one address"),
     }
     nbytes, why = homes[c.filter]
-    results = c.tile_channel * math.prod(tile.tile for tile in t.tiles)
     tile = f"each pixel leaves global memory once a block and serves {_reuse(t)} FLOP a byte"
     return (
         Placement(g.x.name, "shared", 4 * t.planes * t.plane, tile),
         Placement(g.w.name, c.filter, nbytes, why),
         Placement("row of pixels", "registers", 4 * t.reads_w, "read once, used by every tap and row of results"),
-        Placement("sums", "registers", 4 * results, "one fp32 a result, written once"),
+        Placement("sums", "registers", 4 * t.results, "one fp32 a result, written once"),
     )
-
-
-def _fullest_bank(addresses: Iterator[int], read: int) -> int:
-    """Distinct words that the busiest bank must deliver for one vector read."""
-    words = {address + i for address in addresses for i in range(read)}
-    counts = [0] * BANKS
-    for word in words:
-        counts[word % BANKS] += 1
-    return max(counts)
 
 
 def _largest(values: tuple[int, ...], fits: Callable[[int], bool]) -> int:

@@ -2,13 +2,15 @@
 
 With columns that are (batch element, position) and terms that are (summed channel, tap), every group is
 y[m, column] = sum over terms of w[m, term] * unrolled[term, column]. The unrolled matrix lies in the workspace in the
-operand's storage type; when it would pass the cap, the batch and then the rows are cut into chunks, each unrolled
-and multiplied before the next.
+operand's storage type. When it would pass the cap it is cut into chunks along its longer side, each unrolled and
+multiplied before the next: columns by batch element and then by row (fprop, dgrad), or terms, whose partial results are
+added in a fixed order at the end (wgrad).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 
 from convgen.errors import ConfigError
@@ -39,7 +41,8 @@ PACK = 4
 """Elements an aligned access of the unrolled matrix brings."""
 SKEW = 4
 """Floats between the rows of a tile in shared memory, kSkew in device/tile.cuh."""
-MAX_CHUNKS = 256
+MAX_CHUNKS = 1024
+MAX_MATRIX_BYTES = 1 << 40
 MAX_SPLITS = 64
 MAX_COLUMNS = 1 << 30
 
@@ -72,19 +75,22 @@ class Im2colConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The part of the columns that is unrolled at a time: `batch` elements by `rows` of the outermost axis."""
+    """The part of the matrix that is unrolled at a time: the columns of `batch` elements by `rows` of the outermost
+    axis, and `terms` of their terms."""
 
     batch: int | None
     """None: the whole of a runtime batch."""
     rows: int
     out: int
     """Columns of one batch element."""
-    starts: tuple[tuple[int, int], ...]
-    """First element and first row of each chunk."""
     terms: int
-    """Height of the matrix: the terms, padded to whole tiles."""
-    elements: int
-    """Elements of the matrix, padded to whole tiles, at the largest batch."""
+    """A multiple of block_k; the last chunk is filled with zeros."""
+    starts: tuple[tuple[int, int, int], ...]
+    """First element, first row and first term of each chunk."""
+    parts: int
+    """Chunks that add to the same results."""
+    columns: int
+    """At the largest batch, in whole packs."""
 
 
 class Im2col:
@@ -108,10 +114,14 @@ class Im2col:
             return "the batch has no bound, so neither has the unrolled matrix; give one as in n=*<=128"
         if g.is_empty or not g.has_terms:
             return "there is nothing to multiply; direct writes what is left"
-        batch = g.batch if g.batch is not None else problem.max_batch or 1
-        row = g.out // g.axes[0].out * (1 if g.batch is not None else batch)
-        if max(g.q * g.taps, row, batch * g.out // (MAX_CHUNKS // 4)) > MAX_COLUMNS:
-            return f"a chunk of the unrolled matrix would pass {MAX_COLUMNS} terms or columns, the most it may have"
+        columns = (g.batch if g.batch is not None else problem.max_batch or 1) * g.out
+        nbytes = g.groups * g.q * g.taps * columns * g.x.dtype.itemsize
+        if nbytes > MAX_MATRIX_BYTES and not matrix_form.is_matrix(g):
+            return (
+                f"the unrolled matrix would have {nbytes} bytes, and even writing it would take longer than direct does"
+            )
+        if max(g.q * g.taps, columns) > MAX_COLUMNS:
+            return f"the matrix has {g.q * g.taps} terms and {columns} columns, kernels count up to {MAX_COLUMNS}"
         return None
 
     def space(self, problem: Conv, target: Target) -> Space:
@@ -165,14 +175,19 @@ class Im2col:
         self._check_sizes(problem, g, c)
 
     def _check_sizes(self, problem: Conv, g: Gather, c: Im2colConfig) -> None:
-        if c.split_k > MAX_SPLITS or c.split_k > -(-g.q_size * g.taps // c.block_k):
-            raise ConfigError(f"split_k={c.split_k}: at most {MAX_SPLITS}, and a tile of terms for each part")
         chunks = _chunks(problem, g, c)
+        if c.split_k > MAX_SPLITS:
+            raise ConfigError(f"split_k={c.split_k}: at most {MAX_SPLITS}, every part is written and read once more")
+        if c.split_k > chunks.terms // c.block_k:
+            raise ConfigError(
+                f"split_k={c.split_k}: a chunk has {chunks.terms // c.block_k} tiles of terms to share out"
+            )
+        parts = c.split_k * chunks.parts
         if len(chunks.starts) > MAX_CHUNKS:
             raise ConfigError(f"workspace_mib={c.workspace_mib}: {len(chunks.starts)} chunks, and launching more than "
                               f"{MAX_CHUNKS} would take longer than the work")  # fmt: skip
-        partial = 4 * c.split_k * _results(problem, g)
-        if c.split_k > 1 and partial > c.workspace_bytes:
+        partial = 4 * parts * _results(problem, g)
+        if parts > 1 and partial > c.workspace_bytes:
             raise ConfigError(f"split_k={c.split_k}: partial results of {partial} bytes pass {c.workspace_mib} MiB")
         blocks = common.largest_extent(problem, _column_tiles(g, c, chunks, _channel_tiles(g, c)))
         if blocks > common.MAX_GRID_X:
@@ -191,40 +206,45 @@ class Im2col:
             block_n = 64
         if blocks() < target.sm_count and block_m > 64:
             block_m = 64
-        wanted = -(-2 * target.sm_count // blocks())
-        split_k = _power_of_two_at_most(min(wanted, MAX_SPLITS, max(g.q_size * g.taps // 128, 1)))
         patches = "in_place" if matrix_form.is_matrix(g) else "rows" if matrix_form.rows_suit(g) else "columns"
         block_k = 8 if g.x.dtype.itemsize == 4 else 16
-        config = Im2colConfig(patches, block_m, block_n, block_k, max(block_m // 16, 1), block_n // 16, split_k, 256)
-        return _with_room(problem, g, config)
+        config = Im2colConfig(patches, block_m, block_n, block_k, max(block_m // 16, 1), block_n // 16, 1, 256)
+        config = _with_room(problem, g, config)
+        chunks = _chunks(problem, g, config)
+        wanted = min(-(-2 * target.sm_count // blocks()), MAX_SPLITS, max(chunks.terms // 128, 1))
+        affordable = config.workspace_bytes // (4 * chunks.parts * _results(problem, g))
+        return dataclasses.replace(config, split_k=_power_of_two_at_most(min(wanted, affordable)))
 
     def cost(self, problem: Conv, config: Im2colConfig, target: Target) -> float:
         g = gather(problem)
         c = config
         chunks = _chunks(problem, g, c)
         tiles = len(chunks.starts) * extent_at(_column_tiles(g, c, chunks, _channel_tiles(g, c)), g.typical_batch)
-        matrix = 0 if c.patches == "in_place" else g.groups * chunks.terms * g.batch_size * g.out * g.x.dtype.itemsize
+        parts = c.split_k * chunks.parts
+        matrix = g.groups * chunks.terms * chunks.parts * g.batch_size * g.out * g.x.dtype.itemsize
+        unrolled = 0 if c.patches == "in_place" else 2 * matrix
         tile_loads = tiles * (c.block_m + c.block_n) * chunks.terms * g.x.dtype.itemsize
-        partial = 8 * c.split_k * g.y.size if c.split_k > 1 else 0
+        partial = 8 * parts * g.y.size if parts > 1 else 0
         sums, operands = c.thread_m * c.thread_n, c.thread_m + c.thread_n
         return common.first_order_cost(
             target,
             flops=2.0 * tiles * c.block_m * c.block_n * chunks.terms,
-            bytes_moved=problem.bytes + matrix + max(matrix, tile_loads / 4) + partial,
+            bytes_moved=problem.bytes + max(unrolled, unrolled / 2 + tile_loads / 4) + partial,
             threads=tiles * c.threads * c.split_k // len(chunks.starts),
             efficiency=min(0.75, sums / (sums + 2 * operands)),
-            launches=len(chunks.starts) * (1 + (c.patches != "in_place")) + (c.split_k > 1),
+            launches=len(chunks.starts) * (1 + (c.patches != "in_place")) + (parts > 1),
         )
 
     def lower(self, problem: Conv, config: Im2colConfig, target: Target) -> Plan:
         g = gather(problem)
         c = config
         chunks = _chunks(problem, g, c)
-        in_place, split = c.patches == "in_place", c.split_k > 1
+        parts = c.split_k * chunks.parts
+        in_place, split = c.patches == "in_place", parts > 1
         in_t = g.x.dtype.ctype
         batch_params, batch_args = common.batch_param(g)
         epilogue_params, epilogue_args = common.epilogue_params(problem), common.epilogue_args(problem)
-        chunk_params = (*batch_params, Param("first_batch", "int"), Param("first_row", "int"))
+        chunk_params = (*batch_params, *(Param(name, "int") for name in ("first_batch", "first_row", "first_term")))
         y_param, y_arg = Param("y", f"{g.y.dtype.ctype}*"), TensorArg(g.y.name)
         x_param, w_param = Param("x", f"const {in_t}*"), Param("w", f"const {in_t}*")
         matrix = x_param if in_place else Param("columns", f"const {in_t}*")
@@ -239,8 +259,7 @@ class Im2col:
 
         matrix_arg = TensorArg(g.x.name) if in_place else WorkspaceArg("columns")
         store_args = (WorkspaceArg("partial"),) if split else (*epilogue_args, y_arg)
-        tile_elements = g.groups * chunks.terms * c.block_n
-        unroll_grid = (_column_tiles(g, c, chunks, -(-tile_elements // (PACK * THREADS))), 1, 1)
+        unroll_grid = (_unroll_blocks(g, chunks), 1, 1)
         gemm_grid = (_column_tiles(g, c, chunks, _channel_tiles(g, c)), c.split_k, 1)
         steps: list[Step] = []
         for first in chunks.starts:
@@ -260,12 +279,14 @@ class Im2col:
         store_mode, y_pack = _store(g, c, chunks)
         buffers = []
         if not in_place:
-            buffers.append(Buffer("columns", _column_tiles(g, c, chunks, tile_elements * g.x.dtype.itemsize)))
+            buffers.append(
+                Buffer("columns", _column_packs(chunks, g.groups * chunks.terms * PACK * g.x.dtype.itemsize))
+            )
         if split:
-            buffers.append(Buffer("partial", common.per_batch(g, 4 * c.split_k * g.y.size)))
+            buffers.append(Buffer("partial", common.per_batch(g, 4 * parts * g.y.size)))
         packs = ((g.x, x_pack), (g.w, filter_pack), (g.y, y_pack))
         alignment = {spec.name: pack * spec.dtype.itemsize for spec, pack in packs if pack > 1}
-        wide = g.wide or max(chunks.elements, c.split_k * _results(problem, g)) > (1 << 31) - 1
+        wide = g.wide or max(g.groups * chunks.terms * chunks.columns, parts * _results(problem, g)) > (1 << 31) - 1
         constants = common.gather_constants(problem, g) | {
             "config": str(c),
             "offset_t": "long long" if wide else "int",
@@ -279,6 +300,7 @@ class Im2col:
             "chunk_batch": chunks.batch,
             "chunk_rows": chunks.rows,
             "chunk_out": chunks.out,
+            "chunk_terms": chunks.terms,
             "chunk_count": len(chunks.starts),
             "q_fastest": matrix_form.q_fastest(g),
             "batch_fastest": matrix_form.batch_fastest(g),
@@ -290,6 +312,7 @@ class Im2col:
             "threads": c.threads,
             "resident": _resident(g, c, target),
             "splits": c.split_k,
+            "parts": parts,
             "along_terms": along_terms,
             "x_pack": x_pack,
             "filter_along_terms": filter_along_terms,
@@ -315,25 +338,36 @@ class Im2col:
 
 
 def _chunks(problem: Conv, g: Gather, c: Im2colConfig) -> Chunks:
-    itemsize = g.x.dtype.itemsize
-    terms = -(-g.q_size * g.taps // c.block_k) * c.block_k
-    room = MAX_COLUMNS
-    if c.patches != "in_place":
-        room = min(room, c.workspace_bytes // (g.groups * terms * itemsize) // c.block_n * c.block_n)
-    rows = g.axes[0].out
-    width = g.out // rows
     most = g.batch if g.batch is not None else problem.max_batch or problem.typical_batch
-    together = most if g.batch is None else 1
-    if room < together * width:
-        need = g.groups * terms * -(-together * width // c.block_n) * c.block_n * itemsize
-        part = "one row of the whole batch" if g.batch is None else "one row of one element"
-        raise ConfigError(f"workspace_mib={c.workspace_mib}: {part} already unrolls into {need} bytes")
-    chunk_rows = _even(rows, room // (together * width))
-    chunk_batch = most if g.batch is None else _even(most, max(room // g.out, 1))
-    starts = tuple((b, row) for b in range(0, most, chunk_batch) for row in range(0, rows, chunk_rows))
+    rows, width = g.axes[0].out, g.out // g.axes[0].out
+    terms, columns = g.q_size * g.taps, most * g.out
+    room = c.workspace_bytes // (g.groups * g.x.dtype.itemsize)
+    if c.patches == "in_place":
+        room = 4 * MAX_COLUMNS**2  # nothing is written, so one chunk will do
+    if g.batch is not None and terms > columns:
+        steps, step = -(-terms // c.block_k), c.block_k * -(-columns // PACK) * PACK
+        _require(c, room // step, f"{c.block_k} terms of all columns", g.groups * step * g.x.dtype.itemsize)
+        chunk_rows, chunk_batch, chunk_terms = rows, most, c.block_k * _even(steps, room // step)
+    else:
+        chunk_terms = -(-terms // c.block_k) * c.block_k
+        room = room // chunk_terms // PACK * PACK
+        row = width * (most if g.batch is None else 1)
+        what = "a row of the whole batch" if g.batch is None else "a row of one element"
+        _require(c, room // row, what, g.groups * chunk_terms * row * g.x.dtype.itemsize)
+        chunk_rows = _even(rows, room // row)
+        chunk_batch = most if g.batch is None else _even(most, max(room // g.out, 1))
+    starts = tuple(
+        itertools.product(range(0, most, chunk_batch), range(0, rows, chunk_rows), range(0, terms, chunk_terms))
+    )
     out = chunk_rows * width
-    elements = g.groups * terms * -(-chunk_batch * out // c.block_n) * c.block_n
-    return Chunks(None if g.batch is None else chunk_batch, chunk_rows, out, starts, terms, elements)
+    padded = -(-chunk_batch * out // PACK) * PACK
+    batch = None if g.batch is None else chunk_batch
+    return Chunks(batch, chunk_rows, out, chunk_terms, starts, -(-terms // chunk_terms), padded)
+
+
+def _require(c: Im2colConfig, fits: int, what: str, nbytes: int) -> None:
+    if fits < 1:
+        raise ConfigError(f"workspace_mib={c.workspace_mib}: {what} already unrolls into {nbytes} bytes")
 
 
 def _even(total: int, most: int) -> int:
@@ -343,14 +377,16 @@ def _even(total: int, most: int) -> int:
 
 
 def _with_room(problem: Conv, g: Gather, c: Im2colConfig) -> Im2colConfig:
-    """The config with its cap doubled until a chunk fits, the chunks are few and the partial results fit."""
+    """The config with its cap doubled until a chunk fits, and the chunks and the partial results are few enough."""
     while True:
-        if 4 * c.split_k * _results(problem, g) <= c.workspace_bytes or c.split_k == 1:
-            try:
-                if len(_chunks(problem, g, c).starts) <= MAX_CHUNKS:
-                    return c
-            except ConfigError:
-                pass
+        try:
+            chunks = _chunks(problem, g, c)
+        except ConfigError:
+            pass
+        else:
+            partial = 4 * chunks.parts * _results(problem, g) if chunks.parts > 1 else 0
+            if len(chunks.starts) <= MAX_CHUNKS and partial <= c.workspace_bytes:
+                return c
         c = dataclasses.replace(c, workspace_mib=2 * c.workspace_mib)
 
 
@@ -359,6 +395,17 @@ def _column_tiles(g: Gather, c: Im2colConfig, chunks: Chunks, scale: int) -> Ext
     if chunks.batch is None:
         return BatchExtent(chunks.out, c.block_n, scale)
     return scale * -(-chunks.batch * chunks.out // c.block_n)
+
+
+def _column_packs(chunks: Chunks, scale: int) -> Extent:
+    """`scale` for every pack of a chunk's columns."""
+    return BatchExtent(chunks.out, PACK, scale) if chunks.batch is None else scale * (chunks.columns // PACK)
+
+
+def _unroll_blocks(g: Gather, chunks: Chunks) -> Extent:
+    if chunks.batch is None:
+        return BatchExtent(g.groups * chunks.terms * -(-chunks.out // PACK), THREADS)
+    return -(-g.groups * chunks.terms * chunks.columns // (PACK * THREADS))
 
 
 def _channel_tiles(g: Gather, c: Im2colConfig) -> int:
@@ -409,7 +456,7 @@ def _matrix_access(g: Gather, c: Im2colConfig, chunks: Chunks) -> tuple[bool, in
 
 def _store(g: Gather, c: Im2colConfig, chunks: Chunks) -> tuple[str, int]:
     """What a store writes, "channels" or "positions" that are neighbours in y or else "elements", and how many."""
-    if c.split_k == 1:
+    if c.split_k * chunks.parts == 1:
         if matrix_form.channels_stored_together(g, min(c.thread_m, PACK)):
             return "channels", min(c.thread_m, PACK)
         if matrix_form.columns_stored_together(g, min(c.thread_n, PACK), chunks.batch or 1, chunks.rows):
@@ -419,7 +466,8 @@ def _store(g: Gather, c: Im2colConfig, chunks: Chunks) -> tuple[str, int]:
 
 def _placements(g: Gather, c: Im2colConfig, chunks: Chunks) -> tuple[Placement, ...]:
     why = f"workspace: {len(chunks.starts)} chunks, each written once and read once a row of tiles"
-    unrolled = Placement("columns", "global", chunks.elements * g.x.dtype.itemsize, why)
+    nbytes = g.groups * chunks.terms * chunks.columns * g.x.dtype.itemsize
+    unrolled = Placement("columns", "global", nbytes, why)
     return (
         Placement(g.x.name, "L1/L2", g.x.nbytes, "read once a tap; neighbouring patches overlap in L1 and L2"),
         *((unrolled,) if c.patches != "in_place" else ()),

@@ -15,7 +15,7 @@ from convgen.reference import sample_indices
 from convgen.render import render
 from convgen.runtime.cuda import load
 from convgen.verify.case import Settings, VerifyResult
-from convgen.verify.oracle import Oracle, fixed_batch, outcome
+from convgen.verify.oracle import Oracle, Oracles, outcome
 
 WHOLE_MACS = 2 * 10**11
 """Up to here every element is compared; above, a sample with corners and edges."""
@@ -38,13 +38,14 @@ def verify_group(plans: Sequence[Plan], settings: Settings) -> list[VerifyResult
     jobs = [Job(render(plan), plan.target, name=f"{plan.name}.cu") for plan in plans]
     binaries = compile_many(jobs, settings.jobs)
     share = (time.perf_counter() - started) / max(len(plans), 1)
+    oracles = Oracles(settings, xp)
     results: list[VerifyResult | ConvgenError | MemoryError] = []
     for plan, binary in zip(plans, binaries, strict=True):
         began = time.perf_counter()
         try:
             if isinstance(binary, ConvgenError):
                 raise binary
-            result = _run(plan, binary, settings, xp)
+            result = _run(plan, binary, settings, oracles.of(plan.problem))
             results.append(replace(result, seconds=share + time.perf_counter() - began))
         except (ConvgenError, MemoryError) as error:
             results.append(error)
@@ -55,8 +56,8 @@ def verify_group(plans: Sequence[Plan], settings: Settings) -> list[VerifyResult
     return results
 
 
-def _run(plan: Plan, binary: Binary, settings: Settings, xp: Any) -> VerifyResult:
-    oracle = Oracle.of(fixed_batch(plan.problem), settings, xp)
+def _run(plan: Plan, binary: Binary, settings: Settings, oracle: Oracle) -> VerifyResult:
+    xp = oracle.xp
     [spec] = oracle.problem.outputs
     memory, output = _guarded(spec, xp)
     if oracle.problem.accumulate:
@@ -64,13 +65,17 @@ def _run(plan: Plan, binary: Binary, settings: Settings, xp: Any) -> VerifyResul
     inputs = {i.name: _laid_out(i, oracle.stored(i.name), xp) for i in oracle.problem.inputs}
     with load(plan, binary) as program:
         program.run(inputs, {spec.name: output})
-        xp.cuda.get_current_stream().synchronize()
+        try:
+            xp.cuda.get_current_stream().synchronize()
+        except xp.cuda.runtime.CUDARuntimeError as error:
+            raise DeviceError(f"{plan.name}: {error}") from error
     guards = xp.concatenate([memory[:GUARD_BYTES], memory[GUARD_BYTES + spec.nbytes :]])
     fault = "" if bool((guards == CANARY).all()) else f"write beyond the ends of {spec.name}"
-    indices = None
-    if oracle.problem.macs > WHOLE_MACS:
-        indices = sample_indices(oracle.problem, COMPARED_ELEMENTS, settings.seed)
-    return outcome(plan, settings, oracle.judge(output, indices), fault=fault)
+    if oracle.problem.macs <= WHOLE_MACS:
+        comparison = oracle.judge(output)
+    else:
+        comparison = oracle.judge_sampled(output, sample_indices(oracle.problem, COMPARED_ELEMENTS, settings.seed))
+    return outcome(plan, settings, comparison, fault=fault)
 
 
 def _guarded(spec: TensorSpec, xp: Any) -> tuple[Any, Any]:

@@ -44,10 +44,6 @@ class Oracle:
     values: Mapping[str, Any]
     xp: Any = numpy
 
-    @classmethod
-    def of(cls, problem: Conv, settings: Settings, xp: Any = numpy) -> Oracle:
-        return cls(problem, make_inputs(problem, settings.seed, settings.inputs, xp), xp)
-
     def stored(self, name: str) -> Any:
         """A tensor's values as its type stores them, in logical order."""
         return encode(self.values[name], self.problem.tensor(name).dtype, self.xp)
@@ -55,17 +51,38 @@ class Oracle:
     def judge(self, got: Any, indices: Any | None = None) -> Comparison:
         """Hold a whole output, or the elements at flat `indices` of it, against what is right."""
         if indices is None:
-            expected, limit = self._whole
-            return compare(self.problem, got, expected, limit, self.xp)
+            return compare(self.problem, got, *self._whole, self.xp)
+        chosen, expected, limit = (array.ravel()[self.xp.asarray(indices)] for array in (got, *self._whole))
+        return compare(self.problem, chosen, expected, limit, self.xp, indices)
+
+    def judge_sampled(self, got: Any, indices: Any) -> Comparison:
+        """The same for flat `indices`, without computing the rest: for outputs that are large."""
         expected = reference_sampled(self.problem, self.values, indices, self.xp)
         limit = bound(self.problem, self.values, expected, strict_model(self.problem), self.xp, indices)
-        chosen = got.ravel()[self.xp.asarray(indices)]
-        return compare(self.problem, chosen, expected, limit, self.xp, indices)
+        return compare(self.problem, got.ravel()[self.xp.asarray(indices)], expected, limit, self.xp, indices)
 
     @functools.cached_property
     def _whole(self) -> tuple[Any, Any]:
         expected = reference(self.problem, self.values, self.xp)
         return expected, bound(self.problem, self.values, expected, strict_model(self.problem), self.xp)
+
+
+class Oracles:
+    """The oracle of one problem at a time, kept while the next plan is for the same problem."""
+
+    def __init__(self, settings: Settings, xp: Any = numpy) -> None:
+        self._settings = settings
+        self._xp = xp
+        self._latest: Oracle | None = None
+
+    def of(self, problem: Conv) -> Oracle:
+        """The oracle of `problem`, at the batch to verify it with."""
+        fixed = fixed_batch(problem)
+        if self._latest is None or self._latest.problem != fixed:
+            self._latest = None  # its arrays go before the next ones come
+            values = make_inputs(fixed, self._settings.seed, self._settings.inputs, self._xp)
+            self._latest = Oracle(fixed, values, self._xp)
+        return self._latest
 
 
 def outcome(

@@ -16,7 +16,7 @@ from convgen.reference import Comparison, encode, reduction_length
 from convgen.render import render
 from convgen.runtime.sim import BlockSample, Mode, SimProgram, SimResult, build
 from convgen.verify.case import Settings, VerifyResult
-from convgen.verify.oracle import Oracle, fixed_batch, outcome
+from convgen.verify.oracle import Oracle, Oracles, fixed_batch, outcome
 
 SANITIZED_MACS = 200_000
 """Up to here the whole problem is run with every access checked."""
@@ -54,11 +54,12 @@ def verify_group(plans: Sequence[Plan], settings: Settings) -> list[VerifyResult
             programs[i][mode] = program
     share = (time.perf_counter() - started) / max(len(plans), 1)
 
+    oracles = Oracles(settings)
     results: list[VerifyResult | ConvgenError | MemoryError] = []
     for plan, wanted, found in zip(plans, passes, programs, strict=True):
         began = time.perf_counter()
         try:
-            result = _run(plan, wanted, found, settings)
+            result = _run(plan, wanted, found, settings, oracles.of(plan.problem))
             results.append(replace(result, seconds=share + time.perf_counter() - began))
         except (ConvgenError, MemoryError) as error:
             results.append(error)
@@ -88,9 +89,12 @@ def _build(plans: list[Plan], sources: list[str], mode: Mode) -> list[SimProgram
 
 
 def _run(
-    plan: Plan, passes: Sequence[_Pass], programs: dict[Mode, SimProgram | CompileError], settings: Settings
+    plan: Plan,
+    passes: Sequence[_Pass],
+    programs: dict[Mode, SimProgram | CompileError],
+    settings: Settings,
+    oracle: Oracle,
 ) -> VerifyResult:
-    oracle = Oracle.of(fixed_batch(plan.problem), settings)
     result: VerifyResult | None = None
     for wanted in passes:
         program = programs[wanted.mode]
@@ -117,10 +121,12 @@ def _simulate(program: SimProgram, oracle: Oracle, blocks: BlockSample | None) -
 
 
 def _compare(oracle: Oracle, output: Any, written: Any) -> Comparison:
-    if oracle.problem.macs <= WHOLE_MACS and written.all():
+    if written.all() and oracle.problem.macs <= WHOLE_MACS:
         return oracle.judge(output)
     indices = numpy.flatnonzero(written)
+    if oracle.problem.macs <= WHOLE_MACS:
+        return oracle.judge(output, indices)
     most = max(COMPARED_MACS // max(reduction_length(oracle.problem), 1), 1)
     if indices.size > most:
         indices = indices[numpy.linspace(0, indices.size - 1, most).astype(numpy.int64)]
-    return oracle.judge(output, indices)
+    return oracle.judge_sampled(output, indices)

@@ -12,14 +12,14 @@
 //            column  (b, o): b batch element, 2; o result position, 13 x 11
 //            term    (q, f): q summed channel, 8 a group; f tap, 3 x 3
 //            m       result channel, 12 a group of 1
-//            chunk   the columns of one launch: 2 batch elements x 13 rows; 1 in all
+//            chunk   what one launch works on: 2 batch elements x 13 rows, 72 terms; 1 in all
 //            unrolled[term, column] = x[b, g, q, (o*step - offset + f*spread) / divisor]
 //
 // Mapping    block   16 channels x 64 columns, 8 terms a step, 256 threads
 //            warp    4 (channels) x 8 (columns) threads
 //            thread  1 channels x 4 columns, in runs of up to four neighbours
 //            grid.x  channel tiles (fastest), groups, column tiles, so that blocks that share columns run together
-//            grid.y  1 part of the terms
+//            grid.y  1 part of the chunk's terms
 //
 // Shared     two stages, one multiplied while the other is filled; one barrier a step
 //            +- stage 0 -----------------------------------+- stage 1 --------+
@@ -209,16 +209,16 @@ constexpr offset_t kXW = 1, kWW = 1, kYW = 1;
 // Tunables.
 constexpr int kBlockM = 16, kBlockN = 64, kBlockK = 8;
 constexpr int kThreadM = 1, kThreadN = 4;
-constexpr int kSplits = 1;
+constexpr int kSplits = 1, kParts = 1;
 
 constexpr int kThreadsM = kBlockM / kThreadM, kThreadsN = kBlockN / kThreadN, kThreads = kThreadsM * kThreadsN;
 constexpr int kTilesM = (kM + kBlockM - 1) / kBlockM;
 constexpr int kTerms = kQ * kTapsH * kTapsW;
-constexpr int kSteps = (kTerms + kBlockK - 1) / kBlockK;
-constexpr int kPaddedTerms = kSteps * kBlockK;  // the matrix is padded with zeros to whole tiles
 constexpr int kChunkBatch = 2;
 constexpr int kChunkRows = 13;
 constexpr int kChunkOut = 143;  // columns of a batch element
+constexpr int kChunkTerms = 72;  // whole tiles, what is missing is zero
+constexpr int kSteps = kChunkTerms / kBlockK;
 
 // Loads of x and w bring that many elements.
 constexpr int kXPack = 1, kWPack = 4;
@@ -242,10 +242,10 @@ struct Column {
 };
 
 struct Chunk {
-    int batch, first_batch, first_row;
+    int batch, first_batch, first_row, first_term;
 
     __device__ __forceinline__ int columns() const { return kChunkBatch * kChunkOut; }
-    __device__ __forceinline__ int tiles() const { return (columns() + kBlockN - 1) / kBlockN; }
+    __device__ __forceinline__ int padded_columns() const { return (columns() + 3) / 4 * 4; }
 
     __device__ __forceinline__ Column column(int index) const {
         Column at;
@@ -288,16 +288,16 @@ __device__ __forceinline__ Pack<in_t, kXPack> gather(const in_t* x, const Column
 
 // First kernel: the unrolled matrix of the chunk, [g][term][column], four neighbours a thread.
 extern "C" __global__ void __launch_bounds__(256)
-conv2d_fprop_im2col_unroll_n2c8i13x11_k12f3x3_fp32_nchw(const float* __restrict__ x, float* __restrict__ columns, int first_batch, int first_row) {
-    const Chunk chunk{batch, first_batch, first_row};
-    const int padded_columns = chunk.tiles() * kBlockN;
+conv2d_fprop_im2col_unroll_n2c8i13x11_k12f3x3_fp32_nchw(const float* __restrict__ x, float* __restrict__ columns, int first_batch, int first_row, int first_term) {
+    const Chunk chunk{batch, first_batch, first_row, first_term};
+    const int padded_columns = chunk.padded_columns();
     const offset_t element = (static_cast<offset_t>(blockIdx.x) * 256 + threadIdx.x) * 4;
     const int first_column = static_cast<int>(element % padded_columns);
     const offset_t row = element / padded_columns;
-    const int g = static_cast<int>(row / kPaddedTerms);
+    const int g = static_cast<int>(row / kChunkTerms);
     if (g >= kGroups) return;
 
-    const int index = static_cast<int>(row % kPaddedTerms);
+    const int index = first_term + static_cast<int>(row % kChunkTerms);
     Pack<in_t, 4> pack;
     #pragma unroll
     for (int i = 0; i < 4; ++i) pack.lane[i] = gather(x + g * kXGroup, chunk.column(first_column + i), index).lane[0];
@@ -306,8 +306,8 @@ conv2d_fprop_im2col_unroll_n2c8i13x11_k12f3x3_fp32_nchw(const float* __restrict_
 
 // Second kernel: the product.
 extern "C" __global__ void __launch_bounds__(256, 4)
-conv2d_fprop_im2col_gemm_n2c8i13x11_k12f3x3_fp32_nchw(const float* __restrict__ columns, const float* __restrict__ w, const float* __restrict__ bias, float* y, int first_batch, int first_row) {
-    const Chunk chunk{batch, first_batch, first_row};
+conv2d_fprop_im2col_gemm_n2c8i13x11_k12f3x3_fp32_nchw(const float* __restrict__ columns, const float* __restrict__ w, const float* __restrict__ bias, float* y, int first_batch, int first_row, int first_term) {
+    const Chunk chunk{batch, first_batch, first_row, first_term};
     const int m0 = static_cast<int>(blockIdx.x % kTilesM) * kBlockM;
     const int g = static_cast<int>(blockIdx.x / kTilesM % kGroups);
     const int n0 = static_cast<int>(blockIdx.x / (kTilesM * kGroups)) * kBlockN;
@@ -315,14 +315,18 @@ conv2d_fprop_im2col_gemm_n2c8i13x11_k12f3x3_fp32_nchw(const float* __restrict__ 
     const int thread_m = thread / 32 / (kThreadsN / 8) * 4 + thread % 32 / 8;
     const int thread_n = thread / 32 % (kThreadsN / 8) * 8 + thread % 8;
 
+    // Packs of either operand at an offset in the block's tile and a term of the chunk.
     const in_t* const w_of_group = w + g * kWGroup;
     const auto read_filter = [&](int m, int index) {
-        if (m0 + m >= kM || index >= kTerms) return zero_pack<in_t, kWPack>();
-        return load_pack<kWPack>(w_of_group + (m0 + m) * kWM + filter_offset(index));
+        if (m0 + m >= kM || first_term + index >= kTerms) return zero_pack<in_t, kWPack>();
+        return load_pack<kWPack>(w_of_group + (m0 + m) * kWM + filter_offset(first_term + index));
     };
-    const offset_t padded_columns = chunk.tiles() * kBlockN;
-    const in_t* const block_of_matrix = columns + g * kPaddedTerms * padded_columns + n0;
-    const auto read_matrix = [&](int n, int index) { return load_pack<4>(block_of_matrix + index * padded_columns + n); };
+    const offset_t padded_columns = chunk.padded_columns();
+    const in_t* const matrix = columns + g * padded_columns * kChunkTerms;
+    const auto read_matrix = [&](int n, int index) {
+        if (n0 + n >= padded_columns) return zero_pack<in_t, 4>();
+        return load_pack<4>(matrix + index * padded_columns + n0 + n);
+    };
     constexpr int kMatrixPack = 4;
 
     CONVGEN_SHARED(shared);

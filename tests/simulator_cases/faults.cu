@@ -122,3 +122,8 @@ extern "C" __global__ void null_pointer(const float* x, float* y) {
     const volatile float* nowhere = x - (reinterpret_cast<unsigned long long>(x) / 4 - threadIdx.x);
     y[threadIdx.x] = *nowhere;  // MARK crash
 }
+
+extern "C" __global__ void atomic_beyond(const float* x, float* y) {
+    y[threadIdx.x] = x[threadIdx.x];
+    if (threadIdx.x == 63) atomicAdd(&y[threadIdx.x + 1], 1.0f);  // MARK out of bounds
+}

@@ -65,9 +65,9 @@ constexpr int warpSize = 32;
 typedef unsigned long long cudaTextureObject_t;
 
 template <typename T>
-static inline T tex2D(cudaTextureObject_t texture, float x, float y) {
+__forceinline__ T tex2D(cudaTextureObject_t texture, float x, float y) {
     return static_cast<T>(convgen_sim_texture(texture, x, y));
 }
 
 template <typename T>
-static inline T __ldg(const T* address) { return *address; }
+__forceinline__ T __ldg(const T* address) { return *address; }

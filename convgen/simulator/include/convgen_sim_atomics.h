@@ -2,8 +2,7 @@
 #pragma once
 
 template <typename T, typename Update>
-CONVGEN_SIM_UNSEEN T convgen_sim_atomic_update(T* address, Update update) {
-    convgen_sim_atomic(address, sizeof(T));
+CONVGEN_SIM_UNSEEN T convgen_sim_update(T* address, Update update) {
     T expected, desired;
     __atomic_load(address, &expected, __ATOMIC_RELAXED);
     do {
@@ -12,8 +11,15 @@ CONVGEN_SIM_UNSEEN T convgen_sim_atomic_update(T* address, Update update) {
     return expected;
 }
 
+// Inlined, so that the simulator sees the kernel's own line.
+template <typename T, typename Update>
+__forceinline__ T convgen_sim_atomic_update(T* address, Update update) {
+    convgen_sim_atomic(address, sizeof(T));
+    return convgen_sim_update(address, update);
+}
+
 #define CONVGEN_SIM_ATOMIC(name, T, result)                                                          \
-    static inline T name(T* address, T value) {                                                      \
+    __forceinline__ T name(T* address, T value) {                                                    \
         return convgen_sim_atomic_update(address, [value](T old) { return static_cast<T>(result); });             \
     }
 #define CONVGEN_SIM_ATOMICS(T)                                                                       \
@@ -26,7 +32,7 @@ CONVGEN_SIM_UNSEEN T convgen_sim_atomic_update(T* address, Update update) {
     CONVGEN_SIM_ATOMIC(atomicAnd, T, old & value)                                                    \
     CONVGEN_SIM_ATOMIC(atomicOr, T, old | value)                                                     \
     CONVGEN_SIM_ATOMIC(atomicXor, T, old ^ value)                                                    \
-    static inline T atomicCAS(T* address, T compare, T value) {                                      \
+    __forceinline__ T atomicCAS(T* address, T compare, T value) {                                      \
         return convgen_sim_atomic_update(address, [=](T old) { return old == compare ? value : old; }); \
     }
 CONVGEN_SIM_INTEGER_ATOMICS(int)
@@ -36,7 +42,7 @@ CONVGEN_SIM_ATOMICS(float)
 CONVGEN_SIM_ATOMICS(double)
 CONVGEN_SIM_ATOMIC(atomicSub, int, old - value)
 CONVGEN_SIM_ATOMIC(atomicSub, unsigned int, old - value)
-static inline unsigned int atomicInc(unsigned int* address, unsigned int limit) {
+__forceinline__ unsigned int atomicInc(unsigned int* address, unsigned int limit) {
     return convgen_sim_atomic_update(address, [=](unsigned int old) { return old >= limit ? 0u : old + 1; });
 }
 #undef CONVGEN_SIM_ATOMIC

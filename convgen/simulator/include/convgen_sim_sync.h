@@ -22,7 +22,7 @@ static inline unsigned convgen_sim_ballot(unsigned mask, bool predicate, int lin
     return static_cast<unsigned>(convgen_sim_warp(kBallot, mask, predicate, 0, 32, line));
 }
 
-// The optional last argument of a shuffle is its width; `lanes` picks it, or the whole warp.
+// A shuffle's optional last argument, its width: the whole warp if not given.
 static inline int convgen_sim_lanes(int width = 32) { return width; }
 #define __shfl_sync(mask, value, lane, ...) \
     convgen_sim_shuffle(kShuffle, mask, value, lane, convgen_sim_lanes(__VA_ARGS__), __LINE__)

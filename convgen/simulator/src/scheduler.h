@@ -21,13 +21,14 @@ static void start_fiber(Worker* w, Thread* t) {
     t->stack_pointer = make_context(stack_top(w, fiber), fiber_main);
 }
 
-// First thread after `linear` that can run; w->threads if none (state[threads] is a sentinel).
+// First thread after `linear` that can run; w->threads if none.
 static uint32_t next_ready(Worker* w, uint32_t linear) {
     for (++linear; linear < w->threads; ++linear)
         if (w->state[linear] <= kRunnable) break;
     return linear;
 }
 
+// Leave the running context, saved in *save, for thread `linear`; for the scheduler if that is w->threads.
 static void resume(Worker* w, void** save, uint32_t linear) {
     if (linear == w->threads) {
         w->current = nullptr;

@@ -1,7 +1,7 @@
 // A worker: one OS thread that runs blocks, and all the memory it needs, in one aligned region.
 //
-//   0          the Worker itself        16 MiB   shadow of shared memory (one cell a byte)
-//   32 MiB     shared memory            64 MiB   fiber stacks, 64 KiB each
+//   0          the Worker itself       16 MiB   shadow of shared memory (one cell a byte)
+//   32 MiB     shared memory           64 MiB   fiber stacks, 64 KiB each
 //
 // Whoever runs on a fiber finds its worker by masking the stack pointer: no thread-local storage, so
 // the kernels' library can be loaded and unloaded at will, and code on a fiber never leaves its OS thread.
@@ -70,7 +70,7 @@ struct Worker {
     uint32_t fault_count;
     Totals totals;
     SiteTable* sites;
-    State state[kMaxThreads + 1];
+    State state[kMaxThreads];
     uint16_t awake[kMaxThreads / kWarp];  // lanes of the warp that are not waiting or done
     uint16_t free_fiber[kMaxThreads];
     Thread thread[kMaxThreads];

@@ -1,0 +1,131 @@
+"""What verification compares, and what it says."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy
+import pytest
+from conformance import TARGET
+
+from convgen.errors import CompileError
+from convgen.lowering import lower
+from convgen.plan import Plan
+from convgen.problem import Conv
+from convgen.render import render
+from convgen.strategies import get_strategy
+from convgen.target import Target
+from convgen.verify import Case, Settings, VerifyResult, cuda, sim, verify_cases, verify_plan, verify_problem
+from convgen.verify.oracle import Oracles, fixed_batch
+
+DIRECT = get_strategy("direct")
+SETTINGS = Settings(TARGET)
+
+
+def problem(text: str) -> Conv:
+    return Conv.parse(f"conv2d c=4 in=9x8 k=4 filter=3x3 pad=1 {text}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n=2 accumulate=yes",
+        "n=2 dtype=bf16 layout=nhwc epilogue=scale+shift+bias+residual+gelu",
+        "n=2 dtype=fp16 direction=dgrad accumulate=yes",
+        "n=0",
+        "n=*",
+        "n=*<=8~2",
+        "n=*~2 direction=wgrad",
+    ],
+)
+@pytest.mark.parametrize("inputs", ["normal", "positive", "small_integers", "specials"])
+def test_every_kind_of_problem_and_input_is_verified(text: str, inputs: str) -> None:
+    settings = dataclasses.replace(SETTINGS, inputs=inputs)  # type: ignore[arg-type]
+    result = verify_problem(problem(text), DIRECT, None, settings)
+    assert (result.status, result.coverage) == ("ok", 1.0), result.reason
+
+
+def test_a_runtime_batch_is_fixed_at_its_hint_its_bound_or_a_few() -> None:
+    batches = [fixed_batch(problem(f"n={n}")).n for n in ("7", "*~5", "*<=6", "*<=6~2", "*", "*<=1")]
+    assert batches == [7, 5, 6, 2, 3, 1]
+
+
+def test_results_keep_the_order_of_the_cases() -> None:
+    sizes = [3, 1, 2, 5, 4] * 4
+    cases = [Case(problem(f"n={n}"), DIRECT) for n in sizes]
+    results = list(verify_cases(cases, SETTINGS))
+    assert [result.problem for result in results] == [case.problem for case in cases]
+    assert {result.status for result in results} == {"ok"}
+
+
+@pytest.mark.parametrize("check", ["auto", "sanitize", "fast"])
+def test_a_large_problem_is_run_on_some_blocks(monkeypatch: pytest.MonkeyPatch, check: str) -> None:
+    monkeypatch.setattr(sim, "SANITIZED_MACS", 0)
+    monkeypatch.setattr(sim, "WHOLE_MACS", 0)
+    monkeypatch.setattr(sim, "SAMPLED_BLOCKS", 8)
+    monkeypatch.setattr(sim, "SANITIZED_BLOCKS", 4)
+    settings = dataclasses.replace(SETTINGS, check=check)  # type: ignore[arg-type]
+    result = verify_problem(Conv.parse("conv2d n=4 c=2 in=32x32 k=8 filter=3x3"), DIRECT, None, settings)
+    assert result.status == "ok", result.reason
+    # 8 of 225 blocks of 128 threads, one result each.
+    assert result.compared == 8 * 128
+    assert result.coverage == pytest.approx(8 * 128 / (4 * 8 * 30 * 30))
+    assert result.sanitized == (check != "fast")
+    assert "the output" in result.sentence()
+
+
+def test_a_wrong_element_of_a_sample_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sim, "WHOLE_MACS", 0)
+    case = Conv.parse("conv2d n=4 c=2 in=32x32 k=8 filter=3x3")
+
+    def doubled(plan: Plan) -> str:
+        source = render(plan)
+        assert "epilogue.apply(" in source
+        return source.replace("epilogue.apply(", "2 * epilogue.apply(")
+
+    monkeypatch.setattr(sim, "render", doubled)
+    result = verify_problem(case, DIRECT, None, SETTINGS)
+    assert result.status == "wrong"
+    assert result.max_error is not None
+    assert result.bound is not None
+    assert result.max_error > result.bound
+
+
+def test_a_config_that_breaks_a_rule_fails_with_the_rule() -> None:
+    config = dataclasses.replace(DIRECT.default(problem("n=1"), TARGET), threads_column=4096)
+    result = verify_problem(problem("n=1"), DIRECT, config, SETTINGS)
+    assert (result.status, result.exit_code) == ("failed", CompileError.exit_code)
+    assert "4096" in result.reason
+
+
+def test_the_oracle_is_kept_for_the_next_plan_of_the_same_problem() -> None:
+    oracles = Oracles(SETTINGS)
+    first = oracles.of(problem("n=2"))
+    assert oracles.of(problem("n=2")) is first
+    assert oracles.of(problem("n=3")) is not first
+    assert all(
+        numpy.array_equal(a, b) for a, b in zip(first.values.values(), oracles.of(problem("n=2")).values.values())
+    )
+
+
+def test_a_result_that_is_not_finite_is_still_json() -> None:
+    poisoned = VerifyResult(problem("n=1"), "direct", "sim", "wrong", "NaN", {"tile": 1}, None, 0.5)
+    assert poisoned.as_json()["max_error"] is None
+    assert poisoned.exit_code == 5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "text",
+    ["n=2", "n=*~3 dtype=fp16 layout=nhwc", "n=2 dtype=bf16 direction=wgrad", "n=2 accumulate=yes direction=dgrad"],
+)
+def test_a_plan_is_verified_on_the_gpu(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target.current()
+    settings = Settings(target, "cuda")
+    plan = lower(problem(text), DIRECT, None, target)
+    whole = verify_plan(plan, settings)
+    assert (whole.status, whole.coverage) == ("ok", 1.0), whole.reason
+    monkeypatch.setattr(cuda, "WHOLE_MACS", 0)
+    monkeypatch.setattr(cuda, "COMPARED_ELEMENTS", 100)
+    sampled = verify_plan(plan, settings)
+    assert (sampled.status, sampled.compared > 50) == ("ok", True), sampled.reason

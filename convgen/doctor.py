@@ -25,7 +25,7 @@ SIM_EXTRA = "pip install 'convgen[sim]', or install g++"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked for. `needed_for` is "everything", "compile", "simulate", "run" or "read" (SASS, launchers)."""
+    """One thing looked for. `needed_for` is "everything", "compile", "simulate", "run", "read" (SASS) or "speed"."""
 
     name: str
     needed_for: str

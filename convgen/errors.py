@@ -1,14 +1,14 @@
 """Every error convgen raises on purpose.
 
-    ConvgenError
-    |- UsageError          bad option or argument                    exit 2
-    |- ProblemError        the problem itself is malformed           exit 2
-    |- ConfigError         a config breaks a rule of its strategy    exit 2
-    |- NotApplicableError  no (or not this) strategy applies         exit 3
-    |- CompileError        a compiler refused the source             exit 4
-    |- WrongResultError    a kernel's numbers are outside the bound  exit 5
-    |- SimulatorFault      the simulator caught the kernel misbehaving  exit 5
-    `- DeviceError         no usable GPU, driver or library          exit 6
+ConvgenError
+|- UsageError          bad option or argument                    exit 2
+|- ProblemError        the problem itself is malformed           exit 2
+|- ConfigError         a config breaks a rule of its strategy    exit 2
+|- NotApplicableError  no (or not this) strategy applies         exit 3
+|- CompileError        a compiler refused the source             exit 4
+|- WrongResultError    a kernel's numbers are outside the bound  exit 5
+|- SimulatorFault      the simulator caught the kernel misbehaving  exit 5
+`- DeviceError         no usable GPU, driver or library          exit 6
 """
 
 from __future__ import annotations

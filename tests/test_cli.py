@@ -25,6 +25,7 @@ from convgen.render import render
 from convgen.strategies import all_strategies
 from convgen.target import presets
 from convgen.verify import oracle, sim
+from convgen.verify.batch import GROUP
 
 SMALL = ["conv2d", "n=2", "c=4", "in=7x6", "k=4", "filter=3x3", "pad=1"]
 H200 = ["--target", "h200"]
@@ -56,8 +57,8 @@ def json_lines(text: str) -> list[dict[str, Any]]:
         (["explain", *SMALL, "--arch", "sm_1"], 2, ["sm_1", "sm_90a"]),
         (["compile", *SMALL, *H200, "--strategy", "magic"], 2, ["magic", "direct"]),
         (["compile", *SMALL, *H200, "--emit", "cu,exe"], 2, ["exe", "cubin"]),
-        (["compile", *SMALL, *H200, "--strategy", "direct", "--config", "tile_w=wide"], 2, ["tile_w=wide", "integer"]),
-        (["compile", *SMALL, *H200, "--strategy", "direct", "--config", "tile_w=0"], 2, ["tile_w=0", "at least 1"]),
+        (["compile", *SMALL, *H200, "--strategy", "direct", "--config", "split_q=a"], 2, ["split_q=a", "integer"]),
+        (["compile", *SMALL, *H200, "--strategy", "direct", "--config", "split_q=0"], 2, ["split_q=0", "at least 1"]),
         (["compile", *SMALL, *H200, "dtype=int8"], 3, ["dtype=int8", "direct"]),
         (["compile", *SMALL, *H200, "dtype=int8", "--strategy", "direct"], 3, ["dtype=int8"]),
         (["compile", "attention", "batch=1", "heads_q=1", "seq_q=4", "head_dim=8", *H200], 3, ["attention"]),
@@ -66,7 +67,7 @@ def json_lines(text: str) -> list[dict[str, Any]]:
         (["verify", "--suite", "nowhere.json"], 2, ["nowhere.json", "textbook"]),
         (["verify", "--suite", "textbook", "--where", "family"], 2, ["key=value"]),
         (["verify", "--suite", "textbook", "--max-macs", "1"], 2, ["--max-macs"]),
-        (["verify", *SMALL, *H200, "--config", "tile_w=2"], 2, ["--config", "--strategy"]),
+        (["verify", *SMALL, *H200, "--config", "split_q=2"], 2, ["--config", "--strategy"]),
         (["verify", *SMALL, *H200, "--directions", "sideways"], 2, ["sideways", "wgrad"]),
     ],
 )
@@ -270,11 +271,11 @@ def test_verify_prints_an_object_a_line(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_verify_takes_a_config(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [*SMALL, *SIM, "--strategy", "direct", "--config", "tile_w=2,split_q=2", "--json"]
+    arguments = [*SMALL, *SIM, "--strategy", "direct", "--config", "threads_column=64,split_q=2", "--json"]
     status, out, _ = run(capsys, "verify", *arguments)
     [result] = json_lines(out)
     assert status == 0
-    assert (result["config"]["tile_w"], result["config"]["split_q"]) == (2, 2)
+    assert (result["config"]["threads_column"], result["config"]["split_q"]) == (64, 2)
 
 
 def test_a_wrong_answer_exits_with_5(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,14 +337,8 @@ def test_several_processes_give_the_same_results(capsys: pytest.CaptureFixture[s
         return [(r["id"], r["direction"], r["dtype"], r["status"], r["max_error"]) for r in json_lines(out)]
 
     alone = outcomes("1")
-    assert len(alone) > sim_group_size()
+    assert len(alone) > GROUP["sim"]
     assert outcomes("2") == alone
-
-
-def sim_group_size() -> int:
-    from convgen.verify.batch import GROUP
-
-    return GROUP["sim"]
 
 
 # --- selecting ------------------------------------------------------------------------------------------------
@@ -412,12 +407,12 @@ def test_compile_names_its_folder_after_the_kernel(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    arguments = [*SMALL, "--arch", "sm_86", "--strategy", "direct", "--config", "tile_w=2", "--verify", "no"]
+    arguments = [*SMALL, "--arch", "sm_86", "--strategy", "direct", "--config", "split_q=2", "--verify", "no"]
     status, out, _ = run(capsys, "compile", *arguments)
     [folder] = tmp_path.iterdir()
     assert status == 0
     assert (folder / f"{folder.name}.cu").is_file()
-    assert "tile_w=2" in out
+    assert "split_q=2" in out
     assert "registers" in out
     assert "verified" not in out
 

@@ -218,6 +218,7 @@ def test_the_image_default_is_coalesced_and_free_of_bank_conflicts() -> None:
         (IMAGE, {"vector": 4, "threads_x": 2}, "not a multiple"),
         (DENSE + " layout=nhwc", {"vector": 2, "chunk": 3}, "chunk a multiple"),
         (DEPTHWISE + " layout=nhwc", {"vector": 2, "threads_channel": 1}, "the block's a multiple"),
+        (DENSE, {"threads_x": 1, "threads_y": 1, "threads_channel": 128}, "64 threads along z"),
         (DENSE, {"tile_d": 2}, "no depth"),
         ("conv1d c=1 in=64 k=1 filter=3", {}, "one axis"),
         (DEPTHWISE, {"tile_channel": 2}, "one result channel"),

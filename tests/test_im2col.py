@@ -59,14 +59,15 @@ def unrolled(problem: Conv, chosen: Im2colConfig) -> tuple[Any, int]:
     outer, inner = problem.out[0], math.prod(problem.out[1:])
     terms = problem.c // problem.groups * math.prod(problem.filter)
     launches = [launch for launch in plan.launches if launch.args[1] == WorkspaceArg("columns")]
-    starts = [tuple(arg.value for arg in launch.args if isinstance(arg, ScalarArg)) for launch in launches]
+    scalars = [tuple(int(arg.value) for arg in launch.args if isinstance(arg, ScalarArg)) for launch in launches]
+    starts = [scalar or (0, 0, 0) for scalar in scalars]
     matrices: list[Any] = []
     for launch, (first_batch, first_row, first_term) in zip(launches, starts, strict=True):
         assert first_term == 0
         memory_of_chunk = memory.allocate(
             f"columns{len(matrices)}", nbytes, writable=True, initialised=False, granule=x.dtype.itemsize
         )
-        arguments = [source, memory_of_chunk, first_batch, first_row, first_term]
+        arguments: list[Block | int] = [source, memory_of_chunk, *scalars[len(matrices)]]
         grid = tuple(int(str(extent)) for extent in launch.grid)
         report = library.launch(0, launch.kernel, (grid[0], grid[1], grid[2]), launch.block, 0, arguments, memory)
         assert not report.faults
@@ -260,7 +261,7 @@ def test_the_product_reads_coalesced_and_without_bank_conflicts(layout: str) -> 
     blocks = {name: memory.allocate(name, size, writable=True, initialised=True) for name, size in sizes.items()}
     [launch] = [launch for launch in plan.launches if "_gemm_" in launch.kernel.name]
     library = build([Unit(render(plan), plan.kernels)], Mode.COUNT)
-    arguments: list[Block | int] = [blocks["columns"], blocks["w"], blocks["y"], 0, 0, 0]
+    arguments: list[Block | int] = [blocks["columns"], blocks["w"], blocks["y"]]
     grid = tuple(int(str(extent)) for extent in launch.grid)
     counters = library.launch(
         0, launch.kernel, (grid[0], grid[1], grid[2]), launch.block, launch.shared_bytes, arguments, memory

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import subprocess
 import sys
 
 import pytest
 
 import convgen
+from convgen import problem, reference, strategies
 
 HEAVY = ("numpy", "cupy", "cuda", "jinja2", "optuna", "sqlalchemy", "dataclasses", "convgen.problem")
 
@@ -22,8 +24,6 @@ def _loaded_after(statement: str) -> set[str]:
 
 def _path() -> dict[str, str]:
     # -S keeps the `.pth` files of other packages from importing things of their own.
-    import os
-
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
@@ -58,8 +58,6 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_modules_state_their_public_names() -> None:
-    from convgen import problem, reference, strategies
-
     for module in (problem, reference, strategies):
         assert sorted(module.__all__) == sorted(set(module.__all__))
         assert all(hasattr(module, name) for name in module.__all__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,34 @@ from onnx import NodeProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from onnx_adapter import OPS, OUT_OF_SCOPE, OnnxCase, Runner, conv_cases, onnx_tests, operator_of, problem_of
 
+from convgen.lowering import lower
 from convgen.problem import Conv
 from convgen.reference import reference
+from convgen.render import render
+from convgen.runtime import sim
+from convgen.strategies import Strategy, all_strategies
+from convgen.target import Target
 
-RUNNERS: dict[str, Runner] = {"oracle": reference}
+TARGET = Target.preset("h200")
+
+
+def simulated(strategy: Strategy) -> Runner:
+    """Runs the strategy's default kernel in the simulator, watched for faults."""
+
+    def run(problem: Conv, inputs: Mapping[str, Any]) -> Any:
+        if (reason := strategy.why_not(problem, TARGET)) is not None:
+            pytest.skip(reason)
+        plan = lower(problem, strategy, None, TARGET)
+        [program] = sim.build([plan], [render(plan)])
+        output = np.zeros(problem.outputs[0].shape, np.float32)
+        given = {name: np.asarray(value, np.float32) for name, value in inputs.items()}
+        program.run(given, {problem.outputs[0].name: output}).require_clean()
+        return output
+
+    return run
+
+
+RUNNERS: dict[str, Runner] = {"oracle": reference} | {s.name: simulated(s) for s in all_strategies()}
 
 
 @pytest.mark.parametrize("runner", RUNNERS.values(), ids=RUNNERS)

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from convgen import __version__
 from convgen.cli import compile_command, doctor_command, explain_command, list_command, verify_command
 from convgen.cli.options import common_options
 from convgen.errors import ConvgenError
@@ -50,6 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="exit status: 0 well; 2 bad usage or problem; 3 no strategy applies; 4 compile failed; "
         "5 wrong result; 6 no device",
     )
+    parser.add_argument("--version", action="version", version=f"convgen {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in (compile_command, verify_command, explain_command, list_command, doctor_command):
         command.add(commands, common_options())

@@ -40,7 +40,7 @@ class Findings:
 
     def _place(self, pc: int, line: int) -> tuple[SourceLine, ...]:
         lines = self.unit.source.splitlines()
-        numbers = self.lines().find(pc, self.unit.label) if pc else (line,)
+        numbers = self.lines().find(pc, self.unit.label) if pc else (line,) if line else ()
         if len(numbers) > 1 and "convgen_sim_access" in lines[numbers[0] - 1]:
             numbers = numbers[1:]  # a wrapper's own call: its caller says more
         return tuple(SourceLine(n, lines[n - 1].strip()) for n in numbers) or (SourceLine(0, ""),)

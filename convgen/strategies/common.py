@@ -162,3 +162,12 @@ def first_order_cost(
     arithmetic = flops / (target.peak.fp32 * efficiency * max(fill, 1e-3))
     traffic = bytes_moved / (target.attainable.bandwidth * max(fill, 1e-2))
     return max(arithmetic, traffic) + 3e-6 * launches
+
+
+def power_of_two_at_most(value: int) -> int:
+    """The largest power of two up to `value`; 1 for anything less."""
+    return 1 << (max(value, 1).bit_length() - 1)
+
+
+def power_of_two_at_least(value: int) -> int:
+    return 1 << (max(value, 1) - 1).bit_length()

@@ -209,15 +209,15 @@ class Direct:
         elif g.m < tile_channel:
             tile_channel = 1
         if channels_contiguous:
-            threads_channel = min(_power_of_two_at_least(-(-g.channels // tile_channel)), 128)
+            threads_channel = min(common.power_of_two_at_least(-(-g.channels // tile_channel)), 128)
             shape = ("channel", threads_channel, 128 // threads_channel)
         else:
             shape = ("column", 1, 128)
         terms = g.taps * g.q_size
         wanted = plenty * tile_position * tile_channel // results
-        split_taps = _power_of_two_at_most(min(wanted, _split_axis_taps(g), 32, terms // 256))
+        split_taps = common.power_of_two_at_most(min(wanted, _split_axis_taps(g), 32, terms // 256))
         most = min(wanted // split_taps, MAX_SPLITS // split_taps, g.q_size // vector, terms // split_taps // 256)
-        split_q = _power_of_two_at_most(most)
+        split_q = common.power_of_two_at_most(most)
         return DirectConfig(*shape, 1, tile_channel, tile_position, vector, "global", "global", split_q, split_taps)
 
     def cost(self, problem: Conv, config: DirectConfig, target: Target) -> float:
@@ -298,7 +298,7 @@ class Direct:
             "filter_packed": common.dense_pack(c.vector, g.w_q, _other_w_strides(g)),
             "channels_packed": _reads_channel_packs(g, c),
             "texture": c.input == "texture",
-            "split": splits > 1,
+            "parts": splits,
             "split_q": c.split_q,
             "split_taps": c.split_taps,
             "split_axis": _split_axis(g),
@@ -463,14 +463,6 @@ def _placements(g: Gather, c: DirectConfig) -> tuple[Placement, ...]:
 def _largest(values: tuple[int, ...], fits: Callable[[int], bool]) -> int:
     """The first of the (descending) values that fits, else 1."""
     return next((v for v in values if fits(v)), 1)
-
-
-def _power_of_two_at_most(value: int) -> int:
-    return 1 << (max(value, 1).bit_length() - 1)
-
-
-def _power_of_two_at_least(value: int) -> int:
-    return 1 << (max(value, 1) - 1).bit_length()
 
 
 STRATEGY = Direct()

@@ -21,6 +21,7 @@ from convgen.strategies.halo_tiling import HaloTiledConfig, Tiling
 from convgen.target import Target
 
 RESULTS_A_THREAD = 128
+MAX_BLOCK_Z = 64
 
 
 class HaloTiled:
@@ -82,6 +83,8 @@ class HaloTiled:
         t = Tiling(g, c)
         if t.threads > target.max_threads_per_block:
             raise ConfigError(f"{t.threads} threads: a block has at most {target.max_threads_per_block}")
+        if c.threads_channel > MAX_BLOCK_Z:
+            raise ConfigError(f"threads_channel={c.threads_channel}: a block has at most {MAX_BLOCK_Z} threads along z")
         self._check_vector(t)
         room = target.registers_per_sm // (t.threads * c.min_blocks)
         if c.min_blocks > 1 and t.registers > room:
@@ -145,7 +148,8 @@ class HaloTiled:
 
         threads_x = _power_of_two_between(-(-w.out // tile_w), 1, 32 if h else 128)
         threads_y = _power_of_two_between(-(-h.out // tile_h), 1, 256 // threads_x) if h else 1
-        threads_channel = _power_of_two_between(-(-channels // tile_channel), 1, 256 // (threads_x * threads_y))
+        spare_threads = min(256 // (threads_x * threads_y), MAX_BLOCK_Z)
+        threads_channel = _power_of_two_between(-(-channels // tile_channel), 1, spare_threads)
         config = HaloTiledConfig(threads_x, threads_y, threads_channel, tile_w, tile_h, tile_d, tile_channel,
                                  min(g.q_size, 8), 1, "shared", 1)  # fmt: skip
         config = self._shrunk(g, config, target)
@@ -184,17 +188,18 @@ class HaloTiled:
         c = config
         t = Tiling(g, c)
         blocks = t.blocks * g.batch_size
-        results = t.results
-        fmas = results * g.taps
+        fmas = t.results * g.taps
         rows = math.prod(tile.reads for tile in t.tiles[:-1])
         reads = rows * (g.axes[-1].taps // t.segment) * (t.reads_w // t.read)
         if c.filter == "shared":
-            reads += rows * results // c.tile_w * t.filter_pitch // t.filter_read
+            # Where the rows of pixels are written out, the compiler keeps a weight for all rows of results.
+            times = rows * t.results // (c.tile_w * c.tile_channel) if len(t.unrolled) < len(t.tiles) - 1 else 1
+            reads += times * c.tile_channel * g.taps // g.axes[-1].taps * t.filter_pitch // t.filter_read
         loads = 6 * t.planes * t.rows * t.columns / (t.threads * c.vector * c.chunk)
         loaded = blocks * g.q_size * t.block_g * t.rows * t.columns * g.x.dtype.itemsize
         resident = min(target.shared_per_sm // (t.shared_bytes + target.shared_reserved), target.max_blocks_per_sm)
         overlap = 0.9 if min(resident, c.min_blocks) > 1 else 0.6
-        computed = blocks * t.threads * results * 2 * g.taps * g.q_size
+        computed = blocks * t.threads * t.results * 2 * g.taps * g.q_size
         return common.first_order_cost(
             target,
             flops=computed,

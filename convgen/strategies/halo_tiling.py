@@ -153,10 +153,10 @@ class Tiling:
 
     @cached_property
     def pitch(self) -> int:
-        """Elements from row to row: the fewest that give the first warp's reads the fewest bank conflicts."""
+        """Elements from row to row: the product with the bank conflicts of the first warp's reads is the least."""
         step = max(self.read, 1 if self.planes_fastest else min(self.c.vector, 4))
         start = -(-self.columns // step) * step
-        return min(range(start, start + BANKS, step), key=lambda pitch: (self._conflicts(pitch), pitch))
+        return min(range(start, start + BANKS, step), key=lambda pitch: pitch * self._conflicts(pitch))
 
     def _conflicts(self, pitch: int) -> int:
         lanes = BANKS // self.read

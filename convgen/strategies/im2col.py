@@ -196,8 +196,8 @@ class Im2col:
     def default(self, problem: Conv, target: Target) -> Im2colConfig:
         g = gather(problem)
         columns = g.batch_size * g.out
-        block_m = min(max(_power_of_two_at_least(g.m), 4), 128)
-        block_n = min(max(_power_of_two_at_least(columns), 32), 128)
+        block_m = min(max(common.power_of_two_at_least(g.m), 4), 128)
+        block_n = min(max(common.power_of_two_at_least(columns), 32), 128)
 
         def blocks() -> int:
             return g.groups * -(-g.m // block_m) * -(-columns // block_n)
@@ -213,7 +213,7 @@ class Im2col:
         chunks = _chunks(problem, g, config)
         wanted = min(-(-2 * target.sm_count // blocks()), MAX_SPLITS, max(chunks.terms // 128, 1))
         affordable = config.workspace_bytes // (4 * chunks.parts * _results(problem, g))
-        return dataclasses.replace(config, split_k=_power_of_two_at_most(min(wanted, affordable)))
+        return dataclasses.replace(config, split_k=common.power_of_two_at_most(min(wanted, affordable)))
 
     def cost(self, problem: Conv, config: Im2colConfig, target: Target) -> float:
         g = gather(problem)
@@ -244,7 +244,8 @@ class Im2col:
         in_t = g.x.dtype.ctype
         batch_params, batch_args = common.batch_param(g)
         epilogue_params, epilogue_args = common.epilogue_params(problem), common.epilogue_args(problem)
-        chunk_params = (*batch_params, *(Param(name, "int") for name in ("first_batch", "first_row", "first_term")))
+        firsts = ("first_batch", "first_row", "first_term") if len(chunks.starts) > 1 else ()
+        chunk_params = (*batch_params, *(Param(name, "int") for name in firsts))
         y_param, y_arg = Param("y", f"{g.y.dtype.ctype}*"), TensorArg(g.y.name)
         x_param, w_param = Param("x", f"const {in_t}*"), Param("w", f"const {in_t}*")
         matrix = x_param if in_place else Param("columns", f"const {in_t}*")
@@ -262,8 +263,8 @@ class Im2col:
         unroll_grid = (_unroll_blocks(g, chunks), 1, 1)
         gemm_grid = (_column_tiles(g, c, chunks, _channel_tiles(g, c)), c.split_k, 1)
         steps: list[Step] = []
-        for first in chunks.starts:
-            chunk_args = (*batch_args, *(ScalarArg(value) for value in first))
+        for start in chunks.starts:
+            chunk_args = (*batch_args, *(ScalarArg(value) for _, value in zip(firsts, start, strict=False)))
             if not in_place:
                 unroll_args = (TensorArg(g.x.name), WorkspaceArg("columns"), *chunk_args)
                 steps.append(Launch(unroll, unroll_grid, (THREADS, 1, 1), unroll_args))
@@ -286,7 +287,8 @@ class Im2col:
             buffers.append(Buffer("partial", common.per_batch(g, 4 * parts * g.y.size)))
         packs = ((g.x, x_pack), (g.w, filter_pack), (g.y, y_pack))
         alignment = {spec.name: pack * spec.dtype.itemsize for spec, pack in packs if pack > 1}
-        wide = g.wide or max(g.groups * chunks.terms * chunks.columns, parts * _results(problem, g)) > (1 << 31) - 1
+        unrolled = common.largest_extent(problem, _unroll_blocks(g, chunks)) * THREADS * PACK
+        wide = g.wide or max(unrolled, parts * _results(problem, g) + THREADS) > (1 << 31) - 1
         constants = common.gather_constants(problem, g) | {
             "config": str(c),
             "offset_t": "long long" if wide else "int",
@@ -434,14 +436,6 @@ def _resident(g: Gather, c: Im2colConfig, target: Target) -> int:
 
 def _shared_bytes(c: Im2colConfig) -> int:
     return 2 * 4 * c.block_k * (c.block_m + c.block_n + 2 * SKEW)
-
-
-def _power_of_two_at_most(value: int) -> int:
-    return 1 << (max(value, 1).bit_length() - 1)
-
-
-def _power_of_two_at_least(value: int) -> int:
-    return 1 << (max(value, 1) - 1).bit_length()
 
 
 # --- accesses ----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 from convgen.errors import ConvgenError, SimulatorFault
 from convgen.lowering import lower
@@ -23,7 +24,7 @@ GROUP = {"sim": 16, "cuda": 64}
 def verify_cases(cases: Iterable[Case], settings: Settings) -> Iterator[VerifyResult]:
     """Verify every case; results come in the order of the cases, as they are ready.
 
-    Raises DeviceError if the backend is not there: everything else that goes wrong is a result.
+    Raises DeviceError if the backend is not there, SimulatorFault if a process died: all else is a result.
     """
     waiting, size = list(cases), GROUP[settings.backend]
     groups = [waiting[start : start + size] for start in range(0, len(waiting), size)]
@@ -34,8 +35,13 @@ def verify_cases(cases: Iterable[Case], settings: Settings) -> Iterator[VerifyRe
     # A kernel that takes its process down must not take the caller's: spawned, so that no lock is inherited held.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(settings.jobs, len(groups)), mp_context=context) as pool:
-        for results in pool.map(_verify_group, groups, itertools.repeat(settings)):
-            yield from results
+        try:
+            for results in pool.map(_verify_group, groups, itertools.repeat(settings)):
+                yield from results
+        except BrokenProcessPool as error:
+            raise SimulatorFault(
+                "a kernel took its process down; with one job (--jobs 1) it can be told which"
+            ) from error
 
 
 def verify_problem(problem: Conv, strategy: Strategy, config: Config | None, settings: Settings) -> VerifyResult:

@@ -117,7 +117,7 @@ constexpr int kBlockH = 8, kBlocksH = 2, kCoreH = 8;
 constexpr int kBlockW = 32, kBlocksW = 1, kCoreW = 32;
 constexpr int kCore = kCoreH * kCoreW;
 
-extern "C" __constant__ in_t filter_constant[864];
+__constant__ in_t filter_constant[864];
 
 // What follows the accumulator, in this order: scale, shift, bias, residual, activation, the old value of y.
 struct Epilogue {

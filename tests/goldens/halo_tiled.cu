@@ -24,7 +24,7 @@
 //            grid.x  channel blocks (fastest), then tiles, then batch elements
 //
 // Shared     one buffer, one barrier
-//            tile    [8 planes: g, q][18][20, rows 48 apart] fp32, 27648 bytes
+//            tile    [8 planes: g, q][18][20, rows 20 apart] fp32, 11520 bytes
 //                    <- 0 to align -><- halo -><- 16 results' own pixels -><- halo ->
 //            filter  [16 channels][8 q][3][4] fp32, 6144 bytes
 //
@@ -140,9 +140,9 @@ constexpr offset_t kXW = 1, kWW = 1, kYW = 1;
 // Tunables.
 constexpr int kThreadsX = 4, kThreadsY = 16, kThreadsChannel = 2;
 constexpr int kTileM = 8, kTileH = 1, kTileW = 4;  // results of a thread
-constexpr int kChunk = 8;   // summed channels between two barriers
+constexpr int kChunk = 8;  // summed channels between two barriers
 constexpr int kVector = 1;  // elements a load from global memory brings
-constexpr int kRead = 4;    // elements a load from shared memory brings
+constexpr int kRead = 4;  // elements a load from shared memory brings
 
 // The block's results, and the pixels they read.
 constexpr int kThreads = kThreadsX * kThreadsY * kThreadsChannel;
@@ -150,19 +150,19 @@ constexpr int kBlockG = 1, kBlockM = 16;
 constexpr int kGroupBlocks = (kGroups + kBlockG - 1) / kBlockG, kMBlocks = (kM + kBlockM - 1) / kBlockM;
 constexpr int kBlockH = 16, kBlocksH = 1, kSpanH = 18, kReadsH = 3;  // reads: of one thread
 constexpr int kBlockW = 16, kBlocksW = 1, kReadsW = 8;  // reads: of one thread
-constexpr int kSegment = 3;   // taps of a row worked on at a time
-constexpr int kLead = 0;      // columns ahead of the first that is needed, so that vector loads are aligned
-constexpr int kSkip = 0;      // those of them that a thread's first vector read brings too
+constexpr int kSegment = 3;  // taps of a row worked on at a time
+constexpr int kLead = 0;  // columns ahead of the first that is needed, so that vector loads are aligned
+constexpr int kSkip = 0;  // those of them that a thread's first vector read brings too
 constexpr int kColumns = 20;  // columns loaded
-constexpr int kPitch = 48;    // columns from one row to the next, chosen to spread a warp's reads over the banks
-constexpr int kPlane = 864;    // elements from one plane of the tile to the next
+constexpr int kPitch = 20;  // columns from one row to the next, padded where that spares more bank conflicts than it costs
+constexpr int kPlane = 360;  // elements from one plane of the tile to the next
 constexpr int kPlanes = kBlockG * kChunk;
 constexpr int kRows = kSpanH;  // of a plane
 constexpr int kLine = 20, kLines = 144;  // packs of a line of the tile, lines
 constexpr int kAcross = 20, kDown = 6;  // threads along a line, lines at a time
 constexpr int kInFlight = 8;  // loads of a thread under way at a time
 constexpr int kFilterPitch = 4, kFilterRead = 4;
-constexpr int kFilterRows = kTapsH * 1;  // rows of taps
+constexpr int kFilterRows = kTapsH;  // rows of taps
 constexpr int kFilterChannel = kChunk * kFilterRows * kFilterPitch;
 
 // What follows the accumulator, in this order: scale, shift, bias, residual, activation, the old value of y.
@@ -243,7 +243,7 @@ __device__ __forceinline__ void load_tile(float* tile, const in_t* __restrict__ 
 __device__ __forceinline__ void load_filter(float* filter, const in_t* __restrict__ w, int g0, int m0, int q0, int thread) {
     for (int i = thread; i < kBlockG * kBlockM * kFilterChannel; i += kThreads) {
         const int fw = i % kFilterPitch;
-        const int fh = i / (kFilterPitch) % kTapsH;
+        const int fh = i / kFilterPitch % kTapsH;
         const int q = q0 + i / (kFilterRows * kFilterPitch) % kChunk;
         const int g = g0 + i / (kBlockM * kFilterChannel), m = m0 + i / kFilterChannel % kBlockM;
         const bool exists = fw < kTapsW && m < kM;
@@ -356,7 +356,7 @@ conv2d_fprop_halo_tiled_n2c8i13x11_k12f3x3_fp32_nchw(const float* __restrict__ x
             if (m + i >= kM) continue;
             const offset_t row = first + i * kYM + th * kYH;
             #pragma unroll
-            for (int tw = 0; tw < kTileW; tw += 1) {
+            for (int tw = 0; tw < kTileW; ++tw) {
                 if (ow + tw >= kOutW) continue;
                 const offset_t offset = row + tw * kYW;
                 y[offset] = from_float<out_t>(epilogue.apply(y, offset, g * kM + m + i, acc[i][th][tw]));

@@ -24,7 +24,7 @@
 // Shared     two stages, one multiplied while the other is filled; one barrier a step
 //            +- stage 0 -----------------------------------+- stage 1 --------+
 //            | w tile            | unrolled tile           |                  |
-//            | [8][16 + kSkew]  | [8][64 + kSkew]        | the same         |
+//            | [8][16 + kSkew]   | [8][64 + kSkew]         | the same         |
 //            +-------------------+-------------------------+------------------+   float
 //
 // Numerics   fp32 FMA in the order of the terms. The unrolled matrix holds x unchanged. Pixels outside x are zeros
@@ -219,6 +219,7 @@ constexpr int kChunkRows = 13;
 constexpr int kChunkOut = 143;  // columns of a batch element
 constexpr int kChunkTerms = 72;  // whole tiles, what is missing is zero
 constexpr int kSteps = kChunkTerms / kBlockK;
+constexpr int first_batch = 0, first_row = 0, first_term = 0;  // the one chunk
 
 // Loads of x and w bring that many elements.
 constexpr int kXPack = 1, kWPack = 4;
@@ -288,7 +289,7 @@ __device__ __forceinline__ Pack<in_t, kXPack> gather(const in_t* x, const Column
 
 // First kernel: the unrolled matrix of the chunk, [g][term][column], four neighbours a thread.
 extern "C" __global__ void __launch_bounds__(256)
-conv2d_fprop_im2col_unroll_n2c8i13x11_k12f3x3_fp32_nchw(const float* __restrict__ x, float* __restrict__ columns, int first_batch, int first_row, int first_term) {
+conv2d_fprop_im2col_unroll_n2c8i13x11_k12f3x3_fp32_nchw(const float* __restrict__ x, float* __restrict__ columns) {
     const Chunk chunk{batch, first_batch, first_row, first_term};
     const int padded_columns = chunk.padded_columns();
     const offset_t element = (static_cast<offset_t>(blockIdx.x) * 256 + threadIdx.x) * 4;
@@ -306,7 +307,7 @@ conv2d_fprop_im2col_unroll_n2c8i13x11_k12f3x3_fp32_nchw(const float* __restrict_
 
 // Second kernel: the product.
 extern "C" __global__ void __launch_bounds__(256, 4)
-conv2d_fprop_im2col_gemm_n2c8i13x11_k12f3x3_fp32_nchw(const float* __restrict__ columns, const float* __restrict__ w, const float* __restrict__ bias, float* y, int first_batch, int first_row, int first_term) {
+conv2d_fprop_im2col_gemm_n2c8i13x11_k12f3x3_fp32_nchw(const float* __restrict__ columns, const float* __restrict__ w, const float* __restrict__ bias, float* y) {
     const Chunk chunk{batch, first_batch, first_row, first_term};
     const int m0 = static_cast<int>(blockIdx.x % kTilesM) * kBlockM;
     const int g = static_cast<int>(blockIdx.x / kTilesM % kGroups);

@@ -17,7 +17,6 @@ import json
 import math
 import statistics
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,14 +64,6 @@ def build(problem: Conv, variant: Variant, target: Target) -> Any:
     config = default if variant.config is None else type(default).parse(variant.config, default)
     plan = lower(problem, strategy, config, target)
     return cuda.load(plan, compile_cuda(render(plan), target)), str(config)
-
-
-def cudnn(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, radius: int) -> Callable[[], None]:
-    def run() -> None:
-        torch.nn.functional.conv2d(x, w, padding=radius)
-
-    del y
-    return run
 
 
 def verify(problem: Conv, program: Any) -> float:
@@ -133,7 +124,8 @@ def study(size: int, radius: int, dtype: str, target: Target, rounds: int) -> li
                 "id": f"image-{size}-r{radius}", "family": "image_filter",
                 "problem": str(problem), "dtype": dtype,
                 "caches": caches, "variant": name, "config": programs[name][1] if name in programs else None,
-                "us": round(timing.median * 1e6, 3), "spread_us": [round(timing.low * 1e6, 3), round(timing.high * 1e6, 3)],
+                "us": round(timing.median * 1e6, 3),
+                "spread_us": [round(timing.low * 1e6, 3), round(timing.high * 1e6, 3)],
                 "gb_per_s": round(problem.bytes / timing.median / 1e9, 1),
                 "of_copy": round(copy / timing.median, 4),
                 "times_cudnn": round(statistics.median(ratios), 3),

@@ -127,7 +127,8 @@ def main() -> None:
         t = statistics.median(seconds)
         mark = " (default)" if text == str(default) else ""
         print(
-            f"{t * 1e6:10.2f} us {problem.bytes / t / 1e9:7.0f} GB/s {problem.flops / t / 1e12:6.2f} TFLOP/s  {text}{mark}"
+            f"{t * 1e6:10.2f} us {problem.bytes / t / 1e9:7.0f} GB/s {problem.flops / t / 1e12:6.2f} TFLOP/s"
+            f"  {text}{mark}"
         )
 
 

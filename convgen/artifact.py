@@ -80,7 +80,8 @@ def write_artifacts(
 def manifest(plan: Plan, source: str, binary: Binary, files: Mapping[str, str]) -> dict[str, Any]:
     """All that is needed to launch the plan, as JSON data; `files` maps each file's name to its SHA-256.
 
-    Sizes that depend on a runtime batch n are `{"times": t, "by": b}`, for ceil(n * t / b); the same in a grid.
+    Sizes that depend on a runtime batch n are `{"times": t, "by": b, "scale": s}`, for s * ceil(n * t / b); the same
+    in a grid.
     """
     problem, target = plan.problem, plan.target
     runtime = problem.is_runtime_batch
@@ -195,7 +196,7 @@ def _tensor(plan: Plan, tensor: TensorSpec, role: str) -> dict[str, Any]:
 
 
 def _extent(extent: Extent) -> Any:
-    return {"times": extent.times, "by": extent.by} if isinstance(extent, BatchExtent) else extent
+    return dataclasses.asdict(extent) if isinstance(extent, BatchExtent) else extent
 
 
 def _workspace_bytes(plan: Plan) -> int | None:

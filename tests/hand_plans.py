@@ -75,7 +75,7 @@ def every_step(target: Target, n: str = "*<=1000~7") -> Plan:
         Memset(WorkspaceArg("marked"), 255),
         Memset(WorkspaceArg("product")),
         Launch(
-            multiply, grid, (THREADS, 1, 1),
+            multiply, (BatchExtent(LENGTH, THREADS, scale=2), 1, 1), (THREADS, 1, 1),
             (TensorArg("x"), WorkspaceArg("product"), ScalarArg(0.5), BatchArg(), ScalarArg(LENGTH)),
             shared_bytes=4 * THREADS,
         ),

@@ -71,27 +71,31 @@ def test_the_manifest_says_everything_to_launch(scale: Binary, tmp_path: Path) -
     assert (manifest["strategy"], manifest["config"]) == ("by_hand", {"threads": 64})
     assert manifest["batch"] == {"runtime": True, "typical": 7, "max": 1000}
     assert manifest["workspace_bytes"] == 1024 + 200_192  # 1000 bytes and 200000, each rounded up to 256
-    assert manifest["workspace"][1] == {"name": "product", "bytes": {"times": 200, "by": 1}, "alignment": 256}
+    assert manifest["workspace"][1] == {
+        "name": "product",
+        "bytes": {"times": 200, "by": 1, "scale": 1},
+        "alignment": 256,
+    }
     assert manifest["steps"] == [
         {"kind": "copy_to_symbol", "symbol": "factor", "source": {"kind": "tensor", "tensor": "w"}, "bytes": 4},
         {
             "kind": "memset",
             "destination": {"kind": "workspace", "buffer": "marked"},
             "value": 255,
-            "bytes": {"times": 1, "by": 1},
+            "bytes": {"times": 1, "by": 1, "scale": 1},
         },
         {
             "kind": "memset",
             "destination": {"kind": "workspace", "buffer": "product"},
             "value": 0,
-            "bytes": {"times": 200, "by": 1},
+            "bytes": {"times": 200, "by": 1, "scale": 1},
         },
         {"kind": "launch", "kernel": 0},
         {"kind": "launch", "kernel": 1},
     ]
     multiply, finish = manifest["kernels"]
     assert (multiply["entry"], multiply["block"], multiply["cluster"]) == ("multiply", [64, 1, 1], [1, 1, 1])
-    assert multiply["grid"] == [{"times": 50, "by": 64}, 1, 1]
+    assert multiply["grid"] == [{"times": 50, "by": 64, "scale": 2}, 1, 1]
     assert (multiply["dynamic_shared_bytes"], finish["dynamic_shared_bytes"]) == (256, 0)
     assert multiply["arguments"] == [
         {"name": "x", "ctype": "const float*", "kind": "tensor", "tensor": "x"},
@@ -110,7 +114,7 @@ def test_the_manifest_says_everything_to_launch(scale: Binary, tmp_path: Path) -
         "ctype": "float",
         "shape": ["n", 1, 50],
         "strides": [50, 50, 1],
-        "bytes": {"times": 200, "by": 1},
+        "bytes": {"times": 200, "by": 1, "scale": 1},
         "alignment": 16,
     }
     assert (w["shape"], w["bytes"], y["role"], y["alignment"]) == ([1, 1, 1], 4, "output", 4)
@@ -218,7 +222,7 @@ def test_every_step_runs_in_order(scale: Binary, build_example: Callable[..., Ru
         "copy 4",
         "memset 255 11",
         "memset 0 2200",
-        "launch multiply 9 1 1 64 1 1 256",  # ceil(11 * 50 / 64)
+        "launch multiply 18 1 1 64 1 1 256",  # 2 * ceil(11 * 50 / 64)
         "launch finish 9 1 1 64 1 1 0",
         "unload",
         "live allocations 0",

@@ -74,7 +74,7 @@ def test_every_step_in_order_with_its_sizes(gpu: Fake) -> None:
         ("copy", 4, 7),
         ("memset", 255, 11, 7),
         ("memset", 0, 2200, 7),
-        ("launch", "multiply", (9, 1, 1), (64, 1, 1), 256, 7),
+        ("launch", "multiply", (18, 1, 1), (64, 1, 1), 256, 7),
         ("launch", "finish", (9, 1, 1), (64, 1, 1), 0, 7),
     ]
     assert (gpu.driver.current, gpu.driver.capture_mode) == (0, 0)  # the caller's context and mode are back

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from convgen.problem import Conv
 from convgen.reference import bound, compare, decode, encode, make_inputs, reference, strict_model
 from convgen.render import render
 from convgen.runtime.cuda import CudaProgram, build_and_load, load
-from convgen.runtime.driver import ActiveContext, check, driver
 from convgen.strategies import get_strategy
 from convgen.target import Target
 
@@ -287,47 +285,6 @@ def test_torch_streams_and_graphs(torch: Any, target: Target) -> None:
 def test_a_host_tensor_is_refused(torch: Any, target: Target) -> None:
     with pytest.raises(UsageError, match=r"\.cuda\(\)"):
         _scale(hand_plans.every_step(target)).run({"x": torch.ones(2, 1, LENGTH), "w": torch.ones(1, 1, 1)})
-
-
-# --- time ------------------------------------------------------------------------------------------------------------
-
-
-def _microseconds(call: Callable[[], Any], synchronize: Callable[[], Any]) -> float:
-    best = float("inf")
-    for _ in range(7):
-        synchronize()
-        started = time.perf_counter()
-        for _ in range(200):
-            call()
-        best = min(best, (time.perf_counter() - started) / 200)
-        synchronize()
-    return best * 1e6
-
-
-def test_a_warm_call_adds_less_than_ten_microseconds(cupy: Any, target: Target) -> None:
-    program = _program("conv2d n=1 c=1 k=1 in=8 filter=3 pad=1", target)
-    x, w, y = (cupy.zeros(shape, cupy.float32) for shape in ((1, 1, 8, 8), (1, 1, 3, 3), (1, 1, 8, 8)))
-    inputs, outputs = {"x": x, "w": w}, {"y": y}
-    program.run(inputs, outputs)
-    module = next(iter(program._modules.values()))
-    block, (launch,) = module.blocks[0], program.plan.launches
-    grid = tuple(int(size) for size in launch.grid if isinstance(size, int))
-    cuda = driver()
-    stream = cuda.CUstream(0)
-
-    def bare() -> None:
-        check(
-            cuda.cuLaunchKernel(
-                block.function, *grid, *launch.block, launch.shared_bytes, stream, block.pointers_address, 0
-            )
-        )
-
-    synchronize = cupy.cuda.Device().synchronize
-    with ActiveContext(0):
-        launched = _microseconds(bare, synchronize)
-    called = _microseconds(lambda: program.run(inputs, outputs), synchronize)
-    print(f"bare launch {launched:.1f} us, run {called:.1f} us")
-    assert called - launched < 10
 
 
 # --- the C launcher -----------------------------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 // conv2d n=2 c=8 k=12 in=13x11 filter=3x3 pad=1 epilogue=bias+relu
 // cache_halo: threads_x=32,threads_y=8,threads_z=1,tile_channel=8,chunk=4,filter=constant
 //
-// Idea       The block copies the core of its input tile into shared memory: as many pixels as it has results (times the
-//            step). Taps inside the core are read from there; the few that fall on the halo are read from global memory,
-//            where they are in L1 or L2, being the core of a neighbouring block that runs at about the same time.
+// Idea       The block copies the core of its input tile into shared memory: as many pixels as it has results (times
+//            the step). Taps inside the core are read from there; the few on the halo are read from global memory, where
+//            they are in L1 or L2, being the core of a neighbouring block that runs at about the same time.
 // Source     Kirk, Hwu: Programming Massively Parallel Processors, chapter on convolution (caches for halo cells).
 //
 // Notation   y[b, g, m, o] = sum over q, f of x[b, g, q, o*step - offset + f*spread] * w[g, m, q, f]

@@ -7,8 +7,8 @@
 //            A pixel leaves global memory once a block instead of once a tap: with O x O results of a (2r+1) x (2r+1)
 //            filter the tile is reused O^2 (2r+1)^2 / (O+2r)^2 times, and FLOP per byte of fp32 input grow with O
 //            towards (2r+1)^2 / 2. Here 56.89 FLOP a byte of input.
-// Source     Kirk, Hwu: Programming Massively Parallel Processors, chapter on convolution (tiles with halo cells), there
-//            one thread an element of the tile; here the loading threads all compute afterwards.
+// Source     Kirk, Hwu: Programming Massively Parallel Processors, chapter on convolution (tiles with halo cells),
+//            there one thread an element of the tile; here the loading threads all compute afterwards.
 //
 // Notation   y[b, g, m, o] = sum over q, f of x[b, g, q, o*step - offset + f*spread] * w[g, m, q, f]
 //            x x   w w   y y   (the roles that make fprop this sum)
@@ -154,7 +154,7 @@ constexpr int kSegment = 3;  // taps of a row worked on at a time
 constexpr int kLead = 0;  // columns ahead of the first that is needed, so that vector loads are aligned
 constexpr int kSkip = 0;  // those of them that a thread's first vector read brings too
 constexpr int kColumns = 20;  // columns loaded
-constexpr int kPitch = 20;  // columns from one row to the next, padded where that spares more bank conflicts than it costs
+constexpr int kPitch = 20;  // columns from one row to the next, padded where that spares bank conflicts
 constexpr int kPlane = 360;  // elements from one plane of the tile to the next
 constexpr int kPlanes = kBlockG * kChunk;
 constexpr int kRows = kSpanH;  // of a plane

@@ -20,7 +20,7 @@ from convgen.compiler import Binary, compile_cuda
 from convgen.errors import CompileError, ConfigError
 from convgen.lowering import lower
 from convgen.plan import Plan
-from convgen.problem import Conv
+from convgen.problem import Conv, DType, TensorSpec
 from convgen.reference import bound, compare, encode, make_inputs, reference, strict_model
 from convgen.render import render
 from convgen.runtime import cuda
@@ -61,6 +61,7 @@ class Bench:
         self.bound = bound(problem, values, self.expected, strict_model(problem), xp=cupy)
         stored = {t.name: encode(values[t.name], t.dtype, xp=cupy) for t in problem.inputs}
         self.inputs = [{name: _laid_out(problem, name, a) for name, a in stored.items()} for _ in range(sets)]
+        self.outputs = [{t.name: _empty(t) for t in problem.outputs} for _ in range(sets)]
         self.stream = cupy.cuda.Stream(non_blocking=True)
         cupy.cuda.runtime.deviceSynchronize()
 
@@ -70,20 +71,20 @@ class Bench:
         return bool(compare(self.problem, got, self.expected, self.bound, xp=cupy).ok)
 
     def replay(self, program: Any) -> measure.Replay:
-        outputs = [program.run(i) for i in self.inputs]
-        work = [
-            lambda i=i, o=o: program.run(i, o, stream=self.stream)
-            for i, o in zip(self.inputs, outputs, strict=True)
-        ]  # fmt: skip
-        return measure.capture(self.stream, work)
+        pairs = list(zip(self.inputs, self.outputs, strict=True))
+        return measure.capture(self.stream, [lambda i=i, o=o: program.run(i, o, stream=self.stream) for i, o in pairs])
+
+
+def _empty(spec: TensorSpec) -> Any:
+    dtype = {DType.FP32: cupy.float32, DType.FP16: cupy.float16, DType.BF16: cupy.uint16}[spec.dtype]
+    flat = cupy.empty(spec.size, dtype)
+    return cupy.lib.stride_tricks.as_strided(flat, spec.shape, tuple(s * flat.itemsize for s in spec.strides))
 
 
 def _laid_out(problem: Conv, name: str, array: Any) -> Any:
-    spec = problem.tensor(name)
-    flat = cupy.empty(spec.size, array.dtype)
-    view = cupy.lib.stride_tricks.as_strided(flat, spec.shape, tuple(s * array.itemsize for s in spec.strides))
-    view[...] = array
-    return view
+    dense = _empty(problem.tensor(name))
+    dense[...] = array
+    return dense
 
 
 def main() -> None:

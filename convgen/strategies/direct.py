@@ -34,7 +34,8 @@ from convgen.target import Target
 
 REDUCE_THREADS = 256
 MAX_SPLITS = 64
-UNROLLED_TERMS = 160
+UNROLLED_OPERANDS = 96
+MAX_WINDOW = 24
 TEXTURE_WIDTH, TEXTURE_HEIGHT, TEXTURE_PITCH = 131072, 65000, 32
 
 
@@ -206,8 +207,8 @@ class Direct:
         tile_channel = _largest((4, 2), lambda t: g.channels >= t and results >= t * tile_position * plenty)
         if g.m == 1:
             vector = 1 if tile_channel > 1 else vector
-        elif g.m < tile_channel:
-            tile_channel = 1
+        else:
+            tile_channel = min(tile_channel, 16 // vector) if g.m >= tile_channel else 1
         if channels_contiguous:
             threads_channel = min(common.power_of_two_at_least(-(-g.channels // tile_channel)), 128)
             shape = ("channel", threads_channel, 128 // threads_channel)
@@ -291,7 +292,9 @@ class Direct:
             "tile_m": _tile_m(g, c),
             "tile_o": c.tile_position,
             "tile_axis": _tile_axis(g, c).name,
-            "ragged": _tile_axis(g, c).out % c.tile_position > 0,
+            "windowed": _window(g, c) > 0,
+            "window": _window(g, c),
+            "window_lead": max(0, -_tile_axis(g, c).spread * (_tile_axis(g, c).taps - 1)),
             "vector": c.vector,
             "filter_home": c.filter,
             "filter_elements": g.w.size,
@@ -413,13 +416,25 @@ def _tap_loops(g: Gather, c: DirectConfig) -> list[Axis]:
     return [*(a for a in g.axes if a is not tiled), tiled]
 
 
+def _window(g: Gather, c: DirectConfig) -> int:
+    """Pixels a thread's positions read between them along the tiled axis; 0 if it does not pay to read each once."""
+    axis = _tile_axis(g, c)
+    window = axis.span(c.tile_position)
+    sparse = axis.divisor > 1 or g.preimages or window >= axis.taps * c.tile_position
+    split = axis.name == _split_axis(g) and c.split_taps > 1
+    return 0 if sparse or split or window > MAX_WINDOW else window
+
+
 def _unrolled(g: Gather, c: DirectConfig) -> list[str]:
-    """Axes whose tap loop is written out: from the innermost, while the operands fit in registers."""
+    """Axes whose tap loop is written out: from the innermost, while the operands it loads fit in registers."""
     names: list[str] = []
-    terms = c.tile_channel * c.tile_position * c.vector
+    taps, window = 1, _window(g, c)
     for axis in reversed(_tap_loops(g, c)):
-        terms *= axis.taps
-        if terms > UNROLLED_TERMS or (axis.name == _split_axis(g) and c.split_taps > 1):
+        taps *= axis.taps
+        pixels = window * (taps // _tile_axis(g, c).taps) if window else taps * c.tile_position
+        operands = (pixels * _tile_g(g, c) + taps * c.tile_channel) * c.vector
+        too_many = operands > UNROLLED_OPERANDS and not (window and axis is _tile_axis(g, c))
+        if too_many or (axis.name == _split_axis(g) and c.split_taps > 1):
             break
         names.append(axis.name)
     return names

@@ -64,11 +64,18 @@ __device__ __forceinline__ void store_pack(T* address, const Pack<T, kCount>& pa
 // Where a padded position reads along one axis.
 enum Border { kZeros, kReplicate, kReflect, kCircular };
 
-// Index into [0, kExtent) that `position` reads, or a negative number where there is none.
+// An index into [0, kExtent), if it exists. With a border of zeros the index is the position itself, existing or not,
+// so that neighbouring taps stay a constant distance apart and their loads differ by an immediate.
+struct Source {
+    int index;
+    bool exists;
+};
+
 template <int kExtent, int kDivisor, Border kBorder>
-__device__ __forceinline__ int source_index(int position) {
+__device__ __forceinline__ Source source(int position) {
+    bool exists = true;
     if constexpr (kDivisor > 1) {
-        if (position % kDivisor != 0) return -1;
+        exists = position % kDivisor == 0;
         position /= kDivisor;
     }
     if constexpr (kBorder == kReplicate) {
@@ -80,7 +87,14 @@ __device__ __forceinline__ int source_index(int position) {
         position = position < 0 ? position + kExtent : position;
         position = position >= kExtent ? position - kExtent : position;
     }
-    return static_cast<unsigned>(position) < static_cast<unsigned>(kExtent) ? position : -1;
+    return {position, exists && static_cast<unsigned>(position) < static_cast<unsigned>(kExtent)};
+}
+
+// The same as one number, negative where there is no index.
+template <int kExtent, int kDivisor, Border kBorder>
+__device__ __forceinline__ int source_index(int position) {
+    const Source found = source<kExtent, kDivisor, kBorder>(position);
+    return found.exists ? found.index : -1;
 }
 
 // Activations, in fp32. gelu is the exact one (erf), as PyTorch's default.
@@ -167,17 +181,17 @@ conv2d_fprop_direct_n2c8i13x11_k12f3x3_fp32_nchw(const float* __restrict__ x, co
         for (int q = q_begin; q < q_end; q += kVector) {
             #pragma unroll
             for (int fw = 0; fw < kTapsW; ++fw) {
-                const int iw = source_index<kSourceW, kDivisorW, kBorder>(ow * kStepW - kOffsetW + fw * kSpreadW);
+                const Source iw = source<kSourceW, kDivisorW, kBorder>(ow * kStepW - kOffsetW + fw * kSpreadW);
                 #pragma unroll
                 for (int fh = 0; fh < kTapsH; ++fh) {
                     float xs[kTileO][kTileG][kVector];
                     #pragma unroll
-                    for (int j = 0; j < kTileO; ++j) {
-                        const int ih = source_index<kSourceH, kDivisorH, kBorder>((oh + j) * kStepH - kOffsetH + fh * kSpreadH);
-                        const bool inside = ih >= 0 && iw >= 0;
-                        const in_t* const at = x_of_thread + q * kXQ + ih * kXH + iw * kXW;
+                    for (int i = 0; i < kTileO; ++i) {
+                        const Source ih = source<kSourceH, kDivisorH, kBorder>((oh + i) * kStepH - kOffsetH + fh * kSpreadH);
+                        const bool inside = ih.exists && iw.exists;
+                        const in_t* const at = x_of_thread + q * kXQ + ih.index * kXH + iw.index * kXW;
                         #pragma unroll
-                        for (int g = 0; g < kTileG; ++g) xs[j][g][0] = inside ? to_float(at[g * kXGroup]) : 0.0f;
+                        for (int g = 0; g < kTileG; ++g) xs[i][g][0] = inside ? to_float(at[g * kXGroup]) : 0.0f;
                     }
                     #pragma unroll
                     for (int g = 0; g < kTileG; ++g) {

@@ -175,7 +175,7 @@ class CacheHalo:
             bytes_moved=problem.bytes
             + blocks * channel_tiles * g.batch_size * g.q_size * halo * g.x.dtype.itemsize / 3,
             threads=positions * g.batch_size * channel_tiles,
-            efficiency=0.8 * c.tile_channel / (c.tile_channel + 8),
+            efficiency=0.35 * c.tile_channel / (c.tile_channel + 8),
             launches=1 + (c.filter == "constant"),
         )
 

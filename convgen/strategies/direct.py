@@ -203,12 +203,13 @@ class Direct:
         extent = g.axes[-2 if len(g.axes) > 1 and not channels_contiguous else -1].out
         tile_position = 1
         if not g.preimages and results >= 8 * plenty:
-            tile_position = _largest((4, 2), lambda t: extent >= t)
-        tile_channel = _largest((4, 2), lambda t: g.channels >= t and results >= t * tile_position * plenty)
+            tile_position = _largest((8, 4, 2) if g.channels == 1 else (4, 2), lambda t: extent >= t)
+        tile_channel = _largest((8, 4, 2), lambda t: g.channels >= t and results >= t * tile_position * plenty)
         if g.m == 1:
+            tile_channel = min(tile_channel, 4)
             vector = 1 if tile_channel > 1 else vector
         else:
-            tile_channel = min(tile_channel, 16 // vector) if g.m >= tile_channel else 1
+            tile_channel = min(tile_channel, max(16 // vector, 2)) if g.m >= tile_channel else 1
         if channels_contiguous:
             threads_channel = min(common.power_of_two_at_least(-(-g.channels // tile_channel)), 128)
             shape = ("channel", threads_channel, 128 // threads_channel)
@@ -223,18 +224,21 @@ class Direct:
 
     def cost(self, problem: Conv, config: DirectConfig, target: Target) -> float:
         g = gather(problem)
-        tile = config.tile_channel * config.tile_position
-        splits = config.split_q * config.split_taps
+        c = config
+        splits = c.split_q * c.split_taps
         results = g.batch_size * g.channels * g.out
-        loads_per_fma = 1 / config.tile_channel + 1 / (config.tile_position * config.vector)
-        traffic = problem.bytes + 2 * 4 * splits * results * (splits > 1)
+        taps = _tile_axis(g, c).taps
+        pixels = (_window(g, c) or taps * c.tile_position) * _tile_g(g, c)
+        operands = (pixels + taps * c.tile_channel) / (taps * c.tile_channel * c.tile_position)
+        # Measured on an H200: loads bound the kernel; lanes that differ in channels read the filter apart.
+        efficiency = min(0.5, 0.16 / operands / (3 if c.along_x == "channel" else 1))
         return common.first_order_cost(
             target,
             flops=problem.flops,
-            bytes_moved=traffic,
-            threads=results // tile * splits,
-            efficiency=min(0.7, 0.35 / loads_per_fma),
-            launches=1 + (splits > 1) + (config.filter == "constant"),
+            bytes_moved=problem.bytes + 2 * 4 * splits * results * (splits > 1),
+            threads=results // (c.tile_channel * c.tile_position) * splits,
+            efficiency=efficiency,
+            launches=1 + (splits > 1) + (c.filter == "constant"),
         )
 
     def lower(self, problem: Conv, config: DirectConfig, target: Target) -> Plan:

@@ -22,6 +22,7 @@ from convgen.target import Target
 
 RESULTS_A_THREAD = 128
 MAX_BLOCK_Z = 64
+SECTOR_BYTES = 32
 
 
 class HaloTiled:
@@ -196,15 +197,18 @@ class HaloTiled:
             times = rows * t.results // (c.tile_w * c.tile_channel) if len(t.unrolled) < len(t.tiles) - 1 else 1
             reads += times * c.tile_channel * g.taps // g.axes[-1].taps * t.filter_pitch // t.filter_read
         loads = 6 * t.planes * t.rows * t.columns / (t.threads * c.vector * c.chunk)
-        loaded = blocks * g.q_size * t.block_g * t.rows * t.columns * g.x.dtype.itemsize
+        run = t.planes * g.x.dtype.itemsize if t.planes_fastest else SECTOR_BYTES
+        wasted = max(SECTOR_BYTES // run, 1)
+        loaded = wasted * blocks * g.q_size * t.block_g * t.rows * t.columns * g.x.dtype.itemsize
         resident = min(target.shared_per_sm // (t.shared_bytes + target.shared_reserved), target.max_blocks_per_sm)
-        overlap = 0.9 if min(resident, c.min_blocks) > 1 else 0.6
+        # Measured on an H200: what is left of the FMA rate with and without another block to hide the loads behind.
+        overlap = 0.7 if min(resident, c.min_blocks) > 1 else 0.45
         computed = blocks * t.threads * t.results * 2 * g.taps * g.q_size
         return common.first_order_cost(
             target,
             flops=computed,
             # The halo is read again by the neighbouring block, mostly from L2 at about three times the rate.
-            bytes_moved=problem.bytes + max(loaded - g.x.nbytes, 0) / 3,
+            bytes_moved=wasted * problem.bytes + max(loaded - wasted * g.x.nbytes, 0) / 3,
             threads=blocks * t.threads,
             efficiency=overlap * fmas / (fmas + 4 * reads + loads),
             launches=1 + (c.filter == "constant"),

@@ -134,14 +134,20 @@ class StrategyConformance:
             assert reason is not None
             assert dtype.value in reason
 
-    def test_random_problems_and_configs_are_right(self) -> None:
+    def test_random_problems_and_configs_are_right(self, request: pytest.FixtureRequest) -> None:
+        """Two kernels a problem, the default and a random legal config, watched for faults."""
         rng = random.Random(4)
         cases = []
-        for problem in filter(self.applies, drawn_problems(120, seed=4)):
-            cases.append(Case(problem, self.strategy))
-            config = legal_config(self.strategy, problem, rng)
-            if config is not None:
-                cases.append(Case(problem, self.strategy, config))
-        results = list(verify_cases(cases[:120], Settings(TARGET, check="sanitize")))
+        for problem in filter(self.applies, random_convs(4, request.config.getoption("--draws"), 20_000)):
+            configs = {self.strategy.default(problem, TARGET), legal_config(self.strategy, problem, rng)}
+            cases += [Case(problem, self.strategy, config) for config in configs if config is not None]
+        results = list(verify_cases(cases, Settings(TARGET, check="sanitize")))
+        bad = [f"{r.problem} [{r.config}]: {r.status} {r.reason}" for r in results if r.status != "ok"]
+        assert not bad, "\n".join(bad)
+
+    def test_nan_and_infinity_go_where_the_definition_sends_them(self) -> None:
+        problems = list(filter(self.applies, drawn_problems(24, seed=5)))
+        settings = Settings(TARGET, check="sanitize", inputs="specials")
+        results = list(verify_cases([Case(problem, self.strategy) for problem in problems], settings))
         bad = [f"{r.problem} [{r.config}]: {r.status} {r.reason}" for r in results if r.status != "ok"]
         assert not bad, "\n".join(bad)

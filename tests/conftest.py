@@ -7,6 +7,7 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="accept the text that the strategies emit now")
+    parser.addoption("--draws", type=int, default=60, help="random problems drawn for each strategy")
 
 
 def _has_gpu() -> bool:

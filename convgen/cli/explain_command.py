@@ -63,7 +63,9 @@ def _strategies(e: Explanation) -> str:
 
 def _default(plan: Plan, outlook: Outlook) -> str:
     operands = table([(p.operand, p.space, quantity(p.nbytes, "B"), p.why) for p in plan.placements])
-    kernels = [_occupancy(kernel) for kernel in outlook.kernels] or [f"  occupancy not known: {outlook.not_compiled}"]
+    # A kernel that is launched once a chunk is told of once.
+    lines = list(dict.fromkeys(_occupancy(kernel) for kernel in outlook.kernels))
+    kernels = lines or [f"  occupancy not known: {outlook.not_compiled}"]
     return "\n".join([f"{outlook.strategy}: {plan.config}", operands, *kernels])
 
 

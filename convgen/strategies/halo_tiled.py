@@ -307,7 +307,8 @@ def _placements(t: Tiling) -> tuple[Placement, ...]:
         "shared": (4 * t.filter_chunk, "read by every thread of the block; the lanes of a channel read one address"),
     }
     nbytes, why = homes[c.filter]
-    tile = f"each pixel leaves global memory once a block and serves {_reuse(t)} FLOP a byte"
+    uses = t.block_m * math.prod(tile.block * tile.axis.taps / tile.span for tile in t.tiles)
+    tile = f"each pixel is loaded once a block and used {uses:.4g} times: {_reuse(t)} FLOP a byte"
     return (
         Placement(g.x.name, "shared", 4 * t.planes * t.plane, tile),
         Placement(g.w.name, c.filter, nbytes, why),

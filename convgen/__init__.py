@@ -1,8 +1,11 @@
 """Generates, verifies and compiles CUDA kernels for convolutions.
 
+    from convgen import Conv, Target, compile_cuda, get_strategy, lower
+    from convgen.render import render
+
     problem = Conv.parse("conv2d n=32 c=64 in=56x56 k=128 filter=3x3 pad=1 dtype=bf16 layout=nhwc")
     plan = lower(problem, get_strategy("direct"), None, Target.preset("h200"))
-    source = convgen.render.render(plan)
+    source = render(plan)
     binary = compile_cuda(source, plan.target)
 
 Every public name is loaded when it is first used, so that importing the package costs next to nothing.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.metadata
-import importlib.util
 import json
 import os
 import shutil
@@ -16,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from convgen import __version__
 from convgen.binding import nbytes_of, required_alignment
 from convgen.compiler import Binary
 from convgen.errors import DeviceError, UsageError
 from convgen.launcher import launcher_files
 from convgen.plan import (
+    WORKSPACE_ALIGNMENT,
     Arg,
     BatchArg,
     BatchExtent,
@@ -36,6 +36,7 @@ from convgen.plan import (
 )
 from convgen.problem import TensorSpec
 from convgen.resources import KernelReport, report
+from convgen.toolkit import cuda_homes, wheel_folders
 
 EMIT = ("cu", "cubin", "ptx", "sass", "launcher")
 
@@ -108,7 +109,9 @@ def manifest(plan: Plan, source: str, binary: Binary, files: Mapping[str, str]) 
         "tensors": [_tensor(plan, t, "input") for t in plan.inputs]
         + [_tensor(plan, t, "output") for t in plan.outputs],
         "workspace_bytes": _workspace_bytes(plan),
-        "workspace": [{"name": b.name, "bytes": _extent(b.nbytes), "alignment": 256} for b in plan.workspace],
+        "workspace": [
+            {"name": b.name, "bytes": _extent(b.nbytes), "alignment": WORKSPACE_ALIGNMENT} for b in plan.workspace
+        ],
         "prepared_bytes": 0,
         "kernels": kernels,
         "steps": steps,
@@ -119,7 +122,7 @@ def manifest(plan: Plan, source: str, binary: Binary, files: Mapping[str, str]) 
             "cubin_sha256": _sha256(binary.cubin),
         },
         "files": dict(files),
-        "versions": {"convgen": _version(), "compiler": binary.compiler},
+        "versions": {"convgen": __version__, "compiler": binary.compiler},
     }
 
 
@@ -237,10 +240,8 @@ def disassemble(cubin: bytes) -> str:
 
 def find_nvdisasm() -> str | None:
     """The disassembler of NVIDIA's wheel, CUDA_HOME, CUDA_PATH or PATH, in this order; None if there is none."""
-    spec = importlib.util.find_spec("nvidia")
-    wheels = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
-    folders = [root / folder / "bin" for root in wheels for folder in ("cu13", "cuda_nvdisasm")]
-    folders += [Path(os.environ[name]) / "bin" for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    folders = [root / folder / "bin" for root in wheel_folders() for folder in ("cu13", "cuda_nvdisasm")]
+    folders += [home / "bin" for home in cuda_homes()]
     found = next((folder / "nvdisasm" for folder in folders if (folder / "nvdisasm").is_file()), None)
     return str(found) if found else shutil.which("nvdisasm")
 
@@ -259,10 +260,3 @@ def _write(path: Path, data: bytes) -> None:
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("convgen")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from convgen.plan import BatchExtent, CopyToSymbol, Extent, Plan, TensorArg, TextureArg, WorkspaceArg
 from convgen.problem import TensorSpec
 
 TEXTURE_ALIGNMENT = 512
 """What the start of a texture's memory is aligned to, in bytes, on every GPU there is."""
+
+TEXTURE_FORMATS: Mapping[str, str] = {
+    "fp32": "CU_AD_FORMAT_FLOAT",
+    "fp16": "CU_AD_FORMAT_HALF",
+    "bf16": "CU_AD_FORMAT_UNSIGNED_INT16",
+    "int8": "CU_AD_FORMAT_SIGNED_INT8",
+    "uint8": "CU_AD_FORMAT_UNSIGNED_INT8",
+}
+"""The CUarray_format of a texture's elements, by dtype; integers (and the bits of bf16) are read as they are."""
 
 BATCHED = frozenset({"x", "y", "dx", "dy", "residual"})
 """Tensors whose first extent is the batch."""

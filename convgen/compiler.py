@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from convgen.cache import DiskCache, content_key, default_cache
 from convgen.errors import CompileError, DeviceError, UsageError
 from convgen.resources import KernelResources, kernel_resources
 from convgen.target import Target
+from convgen.toolkit import INSTALL, cuda_homes, wheel_folders
 
 BASE_OPTIONS = ("-std=c++17", "-lineinfo", "--ptxas-options=-v")
 
@@ -123,9 +123,9 @@ def nvrtc_version() -> tuple[int, int]:
         result, major, minor = nvrtc.nvrtcVersion()
     # The library is looked for at the first call, and each release raises another type when it is missing.
     except Exception as error:
-        raise DeviceError(f"the NVRTC library cannot be loaded ({error}): {_INSTALL}") from error
+        raise DeviceError(f"the NVRTC library cannot be loaded ({error}): {INSTALL}") from error
     if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise DeviceError(f"NVRTC does not start ({result.name}): {_INSTALL}")
+        raise DeviceError(f"NVRTC does not start ({result.name}): {INSTALL}")
     return int(major), int(minor)
 
 
@@ -135,27 +135,21 @@ def header_directory() -> Path | None:
     return next((path for path in _header_candidates() if (path / "cuda_fp16.h").is_file()), None)
 
 
-_INSTALL = "pip install 'convgen[cuda13]' (or convgen[cuda12])"
-
-
 def _nvrtc() -> Any:
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
-        raise DeviceError(f"NVRTC is not installed: {_INSTALL}") from error
+        raise DeviceError(f"NVRTC is not installed: {INSTALL}") from error
     return nvrtc
 
 
 def _header_candidates() -> list[Path]:
-    spec = importlib.util.find_spec("nvidia")
-    wheels = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
     major, _ = nvrtc_version()
     # CUDA 12 has a folder a wheel, CUDA 13 one for all; headers of another major version are the last resort.
     layouts = [f"cu{major}/include", "cuda_runtime/include"]
-    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     return [
-        *(root / layout for layout in layouts for root in wheels),
-        *(Path(home) / "include" for home in (*homes, "/usr/local/cuda")),
+        *(root / layout for layout in layouts for root in wheel_folders()),
+        *(home / "include" for home in (*cuda_homes(), Path("/usr/local/cuda"))),
     ]
 
 
@@ -176,7 +170,7 @@ def _digest_of(stems: tuple[str, ...]) -> str:
         return ""
     directory = header_directory()
     if directory is None:
-        raise DeviceError(f"CUDA's headers ({stems[0]}.h) are in no NVIDIA wheel, CUDA_HOME or CUDA_PATH: {_INSTALL}")
+        raise DeviceError(f"CUDA's headers ({stems[0]}.h) are in no NVIDIA wheel, CUDA_HOME or CUDA_PATH: {INSTALL}")
     files = [directory / f"{stem}{suffix}" for stem in stems for suffix in (".h", ".hpp")]
     return content_key(*(file.read_bytes() for file in files if file.is_file()))
 

@@ -18,8 +18,8 @@ from convgen.render import template_root
 from convgen.simulator.toolchain import find_compiler
 from convgen.strategies import all_strategies
 from convgen.target import Target
+from convgen.toolkit import INSTALL
 
-CUDA_EXTRA = "pip install 'convgen[cuda13]' (convgen[cuda12] for a driver before 580)"
 SIM_EXTRA = "pip install 'convgen[sim]', or install g++"
 
 
@@ -97,7 +97,7 @@ def _nvrtc() -> Finding:
     try:
         major, minor = nvrtc_version()
     except DeviceError as error:
-        return Finding("NVRTC", "compile", False, str(error), CUDA_EXTRA)
+        return Finding("NVRTC", "compile", False, str(error), INSTALL)
     return Finding("NVRTC", "compile", True, f"{major}.{minor}")
 
 
@@ -107,7 +107,7 @@ def _headers() -> Finding:
     except DeviceError:
         directory = None
     if directory is None:
-        return Finding("CUDA headers", "compile", False, "no cuda_fp16.h: fp16 and bf16 do not compile", CUDA_EXTRA)
+        return Finding("CUDA headers", "compile", False, "no cuda_fp16.h: fp16 and bf16 do not compile", INSTALL)
     return Finding("CUDA headers", "compile", True, str(directory))
 
 
@@ -130,7 +130,7 @@ def _cupy() -> Finding:
             return Finding("CuPy", "run", True, f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             continue
-    return Finding("CuPy", "run", False, "not installed", CUDA_EXTRA)
+    return Finding("CuPy", "run", False, "not installed", INSTALL)
 
 
 def _gpu() -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from convgen.binding import BATCHED, dynamic_shared, nbytes_of, required_alignment, symbols, textures
+from convgen.binding import BATCHED, TEXTURE_FORMATS, dynamic_shared, nbytes_of, required_alignment, symbols, textures
 from convgen.plan import Plan
 from convgen.problem import Direction
 from convgen.render import environment
@@ -20,13 +20,6 @@ _ELEMENTS = {
     "int8": (1, 0, 0, 1),
     "uint8": (1, 0, 0, 0),
     "int32": (4, 0, 0, 1),
-}
-_TEXTURE_FORMATS = {
-    "fp32": "CU_AD_FORMAT_FLOAT",
-    "fp16": "CU_AD_FORMAT_HALF",
-    "bf16": "CU_AD_FORMAT_UNSIGNED_INT16",
-    "int8": "CU_AD_FORMAT_SIGNED_INT8",
-    "uint8": "CU_AD_FORMAT_UNSIGNED_INT8",
 }
 
 
@@ -65,7 +58,7 @@ def _context(plan: Plan) -> dict[str, Any]:
         "alignments": {t.name: required_alignment(plan, t) for t in tensors},
         "symbols": symbols(plan),
         "textures": used,
-        "texture_formats": {arg.tensor: _TEXTURE_FORMATS[plan.problem.tensor(arg.tensor).dtype] for arg in used},
+        "texture_formats": {arg.tensor: TEXTURE_FORMATS[plan.problem.tensor(arg.tensor).dtype] for arg in used},
         "dynamic_shared": dynamic_shared(plan),
         "nbytes": lambda place: nbytes_of(plan, place),
         "kind": lambda thing: type(thing).__name__,

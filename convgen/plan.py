@@ -6,6 +6,7 @@ run in the simulator, printed into `manifest.json`, or written out as a C launch
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,9 @@ class BatchExtent:
 
 
 Extent = int | BatchExtent
+
+WORKSPACE_ALIGNMENT = 256
+"""Bytes that the address of every workspace buffer is a multiple of."""
 
 
 def extent_at(extent: Extent, n: int) -> int:
@@ -143,7 +147,7 @@ Step = Launch | CopyToSymbol | Memset
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A workspace buffer, alive from the plan's first step to its last. 256-byte aligned."""
+    """A workspace buffer, alive from the plan's first step to its last, aligned to WORKSPACE_ALIGNMENT."""
 
     name: str
     nbytes: Extent
@@ -199,5 +203,14 @@ class Plan:
         return launches[-1].kernel.name if launches else f"{self.strategy}_empty"
 
     def workspace_bytes(self, n: int) -> int:
-        """Bytes of workspace for a batch of `n`, each buffer rounded up to 256."""
-        return sum(-(-extent_at(b.nbytes, n) // 256) * 256 for b in self.workspace)
+        """Bytes of workspace for a batch of `n`."""
+        return sum(_padded(buffer, n) for buffer in self.workspace)
+
+    def workspace_offsets(self, n: int) -> dict[str, int]:
+        """Bytes from the start of the workspace to each of its buffers, for a batch of `n`."""
+        starts = itertools.accumulate((_padded(buffer, n) for buffer in self.workspace), initial=0)
+        return {buffer.name: start for buffer, start in zip(self.workspace, starts, strict=False)}
+
+
+def _padded(buffer: Buffer, n: int) -> int:
+    return -(-extent_at(buffer.nbytes, n) // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT

@@ -91,14 +91,6 @@ class Space:
         if list(self.choices) != fields:
             raise TypeError(f"space of {self.config_type.__name__} lists {list(self.choices)}, fields are {fields}")
 
-    @property
-    def cardinality(self) -> int:
-        """Points in the space, legal or not."""
-        size = 1
-        for values in self.choices.values():
-            size *= len(values)
-        return size
-
     def configs(self, check: Callable[[Config], None]) -> Iterator[Config]:
         """Every config of the space that `check` lets pass, in a fixed order."""
         for values in itertools.product(*self.choices.values()):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from convgen.errors import DeviceError, UsageError
+from convgen.toolkit import INSTALL
 
 DEFAULT_TARGET = "h200"
 
@@ -248,7 +249,7 @@ def _query(device: int | None) -> Target:
     try:
         from cupy.cuda import Device, runtime
     except ImportError as error:
-        raise DeviceError("CuPy is not installed, so the GPU cannot be asked: pip install 'convgen[cuda13]'") from error
+        raise DeviceError(f"CuPy is not installed, so the GPU cannot be asked: {INSTALL}") from error
     try:
         number = Device(device).id
 

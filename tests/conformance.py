@@ -16,14 +16,16 @@ import random
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 from generators import random_convs
 
 from convgen.errors import ConfigError
 from convgen.lowering import lower
 from convgen.plan import Launch, TensorArg, WorkspaceArg
-from convgen.problem import Conv, Direction, DType, load_suite
+from convgen.problem import Conv, Direction, DType, RuntimeSize, load_suite
 from convgen.render import render, template_variables
+from convgen.runtime.sim import build
 from convgen.space import Config
 from convgen.strategies import Strategy
 from convgen.target import Target
@@ -32,6 +34,7 @@ from convgen.verify import Case, Settings, verify_cases
 GOLDENS = Path(__file__).parent / "goldens"
 GOLDEN_PROBLEM = "conv2d n=2 c=8 in=13x11 k=12 filter=3x3 pad=1 epilogue=bias+relu"
 DIRECTIONS = (Direction.FPROP, Direction.DGRAD, Direction.WGRAD)
+RUNTIME_BATCHES = (RuntimeSize(), RuntimeSize(bound=3))
 TARGET = Target.preset("h200")
 
 
@@ -58,6 +61,26 @@ def legal_config(strategy: Strategy, problem: Conv, rng: random.Random, tries: i
             continue
         return config
     return None
+
+
+def require_right(strategy: Strategy, problem: str, config: Config | None) -> None:
+    """Run one kernel, watched for faults, and hold its answer against the oracle."""
+    [result] = verify_cases([Case(Conv.parse(problem), strategy, config)], Settings(TARGET, check="sanitize"))
+    assert result.status == "ok", result.reason
+
+
+def require_terms_to_vanish(strategy: Strategy, config: Config) -> None:
+    """In dgrad an infinite weight reaches only the pixels whose gradient it is; 0 * inf at the edge would be NaN."""
+    problem = Conv.parse("conv2d n=1 c=1 in=12x20 k=1 filter=3x3 pad=1 direction=dgrad")
+    plan = lower(problem, strategy, config, TARGET)
+    dy, w = np.ones((1, 1, 12, 20), np.float32), np.ones((1, 1, 3, 3), np.float32)
+    w[0, 0, 0, 0] = np.inf
+    dx = np.empty((1, 1, 12, 20), np.float32)
+    build([plan], [render(plan)])[0].run({"dy": dy, "w": w}, {"dx": dx}).require_clean()
+    expected = np.full((12, 20), np.inf)
+    expected[-1, :] = expected[:, -1] = 6
+    expected[-1, 0] = expected[0, -1] = expected[-1, -1] = 4
+    np.testing.assert_array_equal(dx[0, 0], expected)
 
 
 class StrategyConformance:
@@ -141,6 +164,15 @@ class StrategyConformance:
         for problem in filter(self.applies, random_convs(4, request.config.getoption("--draws"), 20_000)):
             configs = {self.strategy.default(problem, TARGET), legal_config(self.strategy, problem, rng)}
             cases += [Case(problem, self.strategy, config) for config in configs if config is not None]
+        results = list(verify_cases(cases, Settings(TARGET, check="sanitize")))
+        bad = [f"{r.problem} [{r.config}]: {r.status} {r.reason}" for r in results if r.status != "ok"]
+        assert not bad, "\n".join(bad)
+
+    def test_a_runtime_batch_is_right_beyond_the_typical_one(self) -> None:
+        """A plan without a bound is made for a batch of 1 and run with 3: nothing may rely on there being one image."""
+        drawn = [dataclasses.replace(problem, n=n) for problem in drawn_problems(40, seed=6) for n in RUNTIME_BATCHES]
+        cases = [Case(problem, self.strategy) for problem in filter(self.applies, drawn)]
+        assert cases
         results = list(verify_cases(cases, Settings(TARGET, check="sanitize")))
         bad = [f"{r.problem} [{r.config}]: {r.status} {r.reason}" for r in results if r.status != "ok"]
         assert not bad, "\n".join(bad)

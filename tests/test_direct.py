@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from conformance import TARGET, StrategyConformance
+from conformance import TARGET, StrategyConformance, require_right, require_terms_to_vanish
 
 from convgen.errors import ConfigError
+from convgen.lowering import lower
 from convgen.problem import Conv
 from convgen.strategies.direct import STRATEGY, DirectConfig
-from convgen.verify import Case, Settings, verify_cases
 
 TEXTBOOK = DirectConfig("column", 1, 128, 1, 1, 1, 1, "global", "global", 1, 1)
 
@@ -51,10 +51,18 @@ def config(**changes: int | str) -> DirectConfig:
     ],
 )
 def test_each_tunable_gives_the_right_answer(problem: str, changes: dict[str, int | str]) -> None:
-    [result] = verify_cases(
-        [Case(Conv.parse(problem), STRATEGY, config(**changes))], Settings(TARGET, check="sanitize")
-    )
-    assert result.status == "ok", result.reason
+    require_right(STRATEGY, problem, config(**changes))
+
+
+def test_offsets_are_wide_where_the_partial_results_alone_are() -> None:
+    problem = Conv.parse("conv2d n=*<=200000~1 c=16 k=16 in=14x14 filter=3x3 pad=1")
+    for parts, ctype in ((1, "int"), (16, "long long")):
+        assert lower(problem, STRATEGY, config(split_q=parts), TARGET).constants["offset_t"] == ctype
+
+
+def test_a_term_that_does_not_exist_is_no_zero_times_its_weight() -> None:
+    require_terms_to_vanish(STRATEGY, config())
+    require_terms_to_vanish(STRATEGY, config(tile_position=4))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +70,7 @@ def test_each_tunable_gives_the_right_answer(problem: str, changes: dict[str, in
     [
         (DENSE, {"tile_position": 0}, "at least 1"),
         (DENSE, {"threads_column": 2048}, "a block has at most 1024"),
-        (DENSE, {"filter": "nowhere"}, "expected global or constant or shared"),
+        (DENSE, {"filter": "nowhere"}, "expected global, constant or shared"),
         (DENSE, {"filter": "constant", "along_x": "channel", "threads_channel": 8}, "different addresses"),
         ("conv2d c=256 in=9 k=256 filter=3", {"filter": "constant"}, "constant memory 65536"),
         (DENSE, {"vector": 2}, "must be neighbours"),

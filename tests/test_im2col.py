@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from conformance import TARGET, StrategyConformance
+from conformance import TARGET, StrategyConformance, require_right
 from im2col_oracle import im2col_reference
 
 from convgen.errors import ConfigError
@@ -20,7 +20,6 @@ from convgen.render import render
 from convgen.runtime.physical import flat, to_physical
 from convgen.simulator import Block, Memory, Mode, Unit, build
 from convgen.strategies.im2col import STRATEGY, Im2colConfig
-from convgen.verify import Case, Settings, verify_cases
 
 Patches = Literal["rows", "columns"]
 
@@ -171,9 +170,7 @@ def test_the_matrix_is_the_same_in_chunks(text: str, chunks: int, patches: Patch
     ],
 )
 def test_each_tunable_gives_the_right_answer(problem: str, changes: dict[str, int | str]) -> None:
-    case = Case(Conv.parse(problem), STRATEGY, config(**changes))
-    [result] = verify_cases([case], Settings(TARGET, check="sanitize"))
-    assert result.status == "ok", result.reason
+    require_right(STRATEGY, problem, config(**changes))
 
 
 # --- rules -------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import inspect
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,15 @@ def test_describing_and_lowering_needs_neither_cuda_nor_jinja(name: str) -> None
 
 def test_the_command_line_starts_without_cuda() -> None:
     assert not _loaded_after("import convgen.cli") & {"cupy", "cuda"}
+
+
+def test_the_example_of_the_package_runs() -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    lines = (convgen.__doc__ or "").splitlines()
+    names: dict[str, Any] = {}
+    exec("\n".join(line.strip() for line in lines if line.startswith("    ")), names)
+    assert names["plan"].name in names["source"]
+    assert names["binary"].kernel(names["plan"].name).registers > 0
 
 
 def test_public_names_are_sorted_and_exist() -> None:

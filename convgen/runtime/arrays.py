@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from convgen.errors import DeviceError, UsageError
+from convgen.toolkit import INSTALL
 
 # Names of array dtypes that hold a problem's element type. CuPy has no bf16 or fp8 of its own: raw bits pass.
 ACCEPTED_DTYPES = {
@@ -202,7 +203,7 @@ def _cupy() -> Any:
     try:
         import cupy
     except ImportError as error:
-        raise DeviceError("CuPy is not installed: pip install 'convgen[cuda13]' (or convgen[cuda12])") from error
+        raise DeviceError(f"CuPy is not installed: {INSTALL}") from error
     return cupy
 
 

@@ -279,10 +279,6 @@ class _Sized:
 
 def _sized(plan: Plan, n: int) -> _Sized:
     problem = plan.problem.at(n) if plan.problem.is_runtime_batch else plan.problem
-    offsets, at = [], 0
-    for buffer in plan.workspace:
-        offsets.append((address_key(WorkspaceArg(buffer.name)), at))
-        at += -(-extent_at(buffer.nbytes, n) // 256) * 256
     steps: list[tuple[int, ...]] = []
     for step in plan.steps:
         if isinstance(step, Launch):
@@ -296,8 +292,8 @@ def _sized(plan: Plan, n: int) -> _Sized:
         outputs=tuple(_tensor(plan, spec) for spec in problem.outputs),
         steps=tuple(steps),
         heights=tuple(extent_at(texture.height, n) for texture in textures(plan)),
-        workspace_bytes=at,
-        offsets=tuple(offsets),
+        workspace_bytes=plan.workspace_bytes(n),
+        offsets=tuple((address_key(WorkspaceArg(name)), at) for name, at in plan.workspace_offsets(n).items()),
     )
 
 

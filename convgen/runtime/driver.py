@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from convgen.errors import DeviceError
+from convgen.toolkit import INSTALL
 
 
 @functools.cache
@@ -17,9 +18,7 @@ def driver() -> Any:
     try:
         from cuda.bindings import driver as module
     except ImportError as error:
-        raise DeviceError(
-            "cuda-bindings is not installed: pip install 'convgen[cuda13]' (or convgen[cuda12])"
-        ) from error
+        raise DeviceError(f"cuda-bindings is not installed: {INSTALL}") from error
     return module
 
 

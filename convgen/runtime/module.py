@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from convgen.binding import dynamic_shared, symbols, textures
+from convgen.binding import TEXTURE_FORMATS, dynamic_shared, symbols, textures
 from convgen.compiler import Binary
 from convgen.errors import DeviceError
 from convgen.plan import BatchArg, Launch, Param, Plan, ScalarArg, TensorArg, TextureArg, WorkspaceArg
@@ -99,18 +99,11 @@ def _global(module: Any, name: str) -> Any:
 def create_texture(texture: TextureArg, spec: TensorSpec, height: int, address: int) -> Any:
     """A texture object over device memory: point sampling, zero outside. Belongs to the current context."""
     cuda = driver()
-    formats = {
-        "fp32": cuda.CUarray_format.CU_AD_FORMAT_FLOAT,
-        "fp16": cuda.CUarray_format.CU_AD_FORMAT_HALF,
-        "bf16": cuda.CUarray_format.CU_AD_FORMAT_UNSIGNED_INT16,
-        "int8": cuda.CUarray_format.CU_AD_FORMAT_SIGNED_INT8,
-        "uint8": cuda.CUarray_format.CU_AD_FORMAT_UNSIGNED_INT8,
-    }
     resource = cuda.CUDA_RESOURCE_DESC()
     resource.resType = cuda.CUresourcetype.CU_RESOURCE_TYPE_PITCH2D
     image = resource.res.pitch2D
     image.devPtr = cuda.CUdeviceptr(address)
-    image.format = formats[spec.dtype.value]
+    image.format = getattr(cuda.CUarray_format, TEXTURE_FORMATS[spec.dtype])
     image.numChannels = 1
     image.width = texture.width
     image.height = height

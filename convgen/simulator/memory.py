@@ -16,7 +16,6 @@ CANARY = 0xA5
 POISON = 0xFF
 SLOTS = 32
 BY_HOST, BY_KERNEL = 1, 2  # shadow of what was written before the launch
-ALIGNMENT = 256
 _MAP_NORESERVE = 0x4000
 
 _libc = ctypes.CDLL(None, use_errno=True)

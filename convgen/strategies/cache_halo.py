@@ -11,12 +11,12 @@ import math
 from dataclasses import dataclass
 
 from convgen.errors import ConfigError
-from convgen.gather import Axis, Gather, gather
-from convgen.plan import CopyToSymbol, Extent, Kernel, Launch, Param, Placement, Plan, Step, TensorArg
+from convgen.gather import Gather, gather
+from convgen.plan import Extent, Placement, Plan
 from convgen.problem import Conv
 from convgen.space import Config, Space
-from convgen.strategies import common
-from convgen.strategies.halo import check_constant_filter, unsuitable
+from convgen.strategies import common, operands, rules
+from convgen.strategies.halo import AxisBlock, unsuitable
 from convgen.target import Target
 
 UNROLLED_TERMS = 256
@@ -45,19 +45,8 @@ SMALLEST = CacheHaloConfig(1, 1, 1, 1, 1, "global")
 
 
 @dataclass(frozen=True)
-class AxisCore:
-    """One axis of the block: `block` results, which read `span` pixels, of which `core` in the middle are shared."""
-
-    axis: Axis
-    block: int
-
-    @property
-    def blocks(self) -> int:
-        return -(-self.axis.out // self.block)
-
-    @property
-    def span(self) -> int:
-        return self.axis.span(self.block)
+class AxisCore(AxisBlock):
+    """The same with the pixels that are shared: `core` of them, in the middle of those that the block reads."""
 
     @property
     def core(self) -> int:
@@ -73,6 +62,10 @@ class AxisCore:
 def _cores(g: Gather, c: CacheHaloConfig) -> tuple[AxisCore, ...]:
     threads = {"w": c.threads_x, "h": c.threads_y, "d": c.threads_z}
     return tuple(AxisCore(a, threads[a.name]) for a in g.axes)
+
+
+def _block(c: CacheHaloConfig) -> tuple[int, int, int]:
+    return c.threads_x, c.threads_y, c.threads_z
 
 
 def _core_elements(g: Gather, c: CacheHaloConfig) -> int:
@@ -113,8 +106,8 @@ class CacheHalo:
                 "threads_x": powers,
                 "threads_y": powers[:6] if problem.nd > 1 else (1,),
                 "threads_z": powers[:4] if problem.nd > 2 else (1,),
-                "tile_channel": tuple(t for t in (1, 2, 4, 8, 16) if t <= max(g.m, 1)),
-                "chunk": tuple(t for t in (1, 2, 4, 8, 16, 32) if t <= g.q_size),
+                "tile_channel": common.up_to(g.m, (1, 2, 4, 8, 16)),
+                "chunk": common.up_to(g.q_size, (1, 2, 4, 8, 16, 32)),
                 "filter": ("global", "constant"),
             },
         )
@@ -122,16 +115,11 @@ class CacheHalo:
     def check(self, problem: Conv, config: CacheHaloConfig, target: Target) -> None:
         g = gather(problem)
         c = config
-        if c.filter not in ("global", "constant"):
-            raise ConfigError(f"filter={c.filter}: expected global or constant")
-        for field, value in c.as_dict().items():
-            if isinstance(value, int) and value < 1:
-                raise ConfigError(f"{field}={value}: expected at least 1")
+        rules.one_of(c, "filter", ("global", "constant"))
+        rules.at_least_one(c)
         if (problem.nd < 2 and c.threads_y > 1) or (problem.nd < 3 and c.threads_z > 1):
             raise ConfigError(f"threads_y={c.threads_y}, threads_z={c.threads_z}: the problem has {problem.nd} axes")
-        threads = c.threads_x * c.threads_y * c.threads_z
-        if threads > target.max_threads_per_block or c.threads_z > 64:
-            raise ConfigError(f"{threads} threads: a block has at most {target.max_threads_per_block}, and 64 along z")
+        rules.block_fits(_block(c), target)
         if c.tile_channel > RESULTS_A_THREAD:
             raise ConfigError(f"tile_channel={c.tile_channel}: over {RESULTS_A_THREAD} sums would not fit in registers")
         if c.tile_channel > max(g.m, 1):
@@ -141,18 +129,14 @@ class CacheHalo:
         if c.chunk > g.q_size:
             raise ConfigError(f"chunk={c.chunk}: there are {g.q_size} summed channels")
         if c.filter == "constant":
-            check_constant_filter(g, target)
-        nbytes = _shared_bytes(g, c)
-        if nbytes > target.shared_per_block:
-            raise ConfigError(f"the core takes {nbytes} bytes of shared memory, a block has {target.shared_per_block}")
-        blocks = common.largest_extent(problem, _grid_x(g, c))
-        if blocks > common.MAX_GRID_X:
-            raise ConfigError(f"{blocks} blocks: a grid has at most {common.MAX_GRID_X}; use more threads a block")
+            rules.constant_fits(g, target)
+        rules.shared_fits("the core takes", _shared_bytes(g, c), target)
+        rules.grid_fits(problem, _grid_x(g, c), "more threads a block")
 
     def default(self, problem: Conv, target: Target) -> CacheHaloConfig:
         g = gather(problem)
         threads = {1: (256, 1, 1), 2: (32, 8, 1), 3: (32, 4, 2)}[problem.nd]
-        tile_channel = next((t for t in (8, 4, 2) if g.m >= t), 1)
+        tile_channel = common.largest((8, 4, 2), lambda t: g.m >= t)
         uniform = 0 < g.w.nbytes <= target.constant_bytes
         config = CacheHaloConfig(*threads, tile_channel, min(g.q_size, 4), "constant" if uniform else "global")
         budget = min(target.shared_per_sm // 4 - target.shared_reserved, target.shared_per_block)
@@ -164,10 +148,10 @@ class CacheHalo:
     def cost(self, problem: Conv, config: CacheHaloConfig, target: Target) -> float:
         g = gather(problem)
         c = config
-        positions = c.threads_x * c.threads_y * c.threads_z * math.prod(core.blocks for core in _cores(g, c))
+        blocks = math.prod(core.blocks for core in _cores(g, c))
+        positions = blocks * math.prod(_block(c))
         channel_tiles = g.groups * -(-g.m // c.tile_channel)
         halo = math.prod(core.span for core in _cores(g, c)) - _core_elements(g, c)
-        blocks = positions // (c.threads_x * c.threads_y * c.threads_z)
         # A read and the test for the core come to about eight instructions, shared by the channels of a thread.
         return common.first_order_cost(
             target,
@@ -182,26 +166,16 @@ class CacheHalo:
     def lower(self, problem: Conv, config: CacheHaloConfig, target: Target) -> Plan:
         g = gather(problem)
         c = config
-        epilogue_params, epilogue_args = common.epilogue_params(problem), common.epilogue_args(problem)
-        in_t = g.x.dtype.ctype
-        in_global = c.filter == "global"
-        w_param, w_arg = ((Param("w", f"const {in_t}*"),), (TensorArg(g.w.name),)) if in_global else ((), ())
-        name = common.kernel_name(problem, self.name)
-        y_param, y_arg = Param("y", f"{g.y.dtype.ctype}*"), TensorArg(g.y.name)
-        kernel = Kernel(name, (Param("x", f"const {in_t}*"), *w_param, *epilogue_params, y_param))
-        steps: list[Step] = []
-        if not in_global:
-            steps.append(CopyToSymbol("filter_constant", TensorArg(g.w.name), g.w.nbytes))
-        block = (c.threads_x, c.threads_y, c.threads_z)
-        args = (TensorArg(g.x.name), *w_arg, *epilogue_args, y_arg)
-        steps.append(Launch(kernel, (_grid_x(g, c), 1, 1), block, args, _shared_bytes(g, c)))
+        taken = (operands.x(g), *operands.placed_filter(g, c.filter), *operands.epilogue(problem), operands.y(g))
+        name, grid = common.kernel_name(problem, self.name), (_grid_x(g, c), 1, 1)
+        launch = operands.launch(name, taken, grid, _block(c), _shared_bytes(g, c))
 
         constants = common.gather_constants(problem, g) | {
             "kernel": name,
-            "params": kernel.params,
+            "params": launch.kernel.params,
             "config": str(c),
             "cores": _cores(g, c),
-            "threads": math.prod(block),
+            "threads": math.prod(_block(c)),
             "tile_m": c.tile_channel,
             "chunk": c.chunk,
             "filter_home": c.filter,
@@ -213,8 +187,8 @@ class CacheHalo:
             problem, self.name, c, target,
             template="conv/cache_halo.cu.j2",
             constants=constants,
-            kernels=(kernel,),
-            steps=() if g.is_empty else tuple(steps),
+            kernels=(launch.kernel,),
+            steps=() if g.is_empty else (*operands.filter_copy(g, c.filter), launch),
             placements=_placements(g, c),
         )  # fmt: skip
 
@@ -244,7 +218,7 @@ def _placements(g: Gather, c: CacheHaloConfig) -> tuple[Placement, ...]:
             f"{g.x.name}, halo", "L1/L2", g.x.nbytes, "the core of a neighbouring block, loaded at about the same time"
         ),
         Placement(g.w.name, "constant" if c.filter == "constant" else "L1/L2", g.w.nbytes, homes[c.filter]),
-        Placement("sums", "registers", 4 * c.tile_channel, "one fp32 a result, written once"),
+        common.sums_placement(c.tile_channel),
     )
 
 

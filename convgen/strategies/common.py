@@ -1,18 +1,19 @@
-"""What several strategies need alike: names, parameters, type constants, a first-order cost."""
+"""What several strategies need alike: names, template constants, extents, alignment, a first-order cost."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from convgen.gather import Gather
-from convgen.plan import Arg, BatchArg, BatchExtent, Extent, Param, TensorArg
+from convgen.plan import BatchExtent, Extent, Placement
 from convgen.problem import Activation, Conv, DType, PadMode
+from convgen.strategies import operands
 from convgen.target import Target
 
 SIMT_DTYPES = (DType.FP32, DType.TF32, DType.FP16, DType.BF16)
 """What the CUDA-core kernels compute: fp32 arithmetic on these storage types (TF32 problems too, more exactly)."""
 
-MAX_GRID_X = (1 << 31) - 1
 MAX_COORDINATE = (1 << 31) - 1
 
 _HEADERS = {"float": "device/fp32.cuh", "__half": "device/fp16.cuh", "__nv_bfloat16": "device/bf16.cuh"}
@@ -71,8 +72,6 @@ def kernel_name(problem: Conv, strategy: str, part: str = "") -> str:
 
 def gather_constants(problem: Conv, g: Gather) -> dict[str, Any]:
     """The template constants every gather kernel uses. Extents of an empty result are given as 1: it has no launch."""
-    spec = problem.epilogue
-    flags = (("scale", spec.scale), ("shift", spec.shift), ("bias", spec.bias), ("residual", spec.residual))
     types = {"float": None, g.x.dtype.ctype: None, g.y.dtype.ctype: None}
     return {
         "problem": str(problem),
@@ -94,40 +93,12 @@ def gather_constants(problem: Conv, g: Gather) -> dict[str, Any]:
         "x_batch": g.x_batch, "x_group": g.x_group, "x_q": g.x_q,
         "w_group": g.w_group, "w_m": g.w_m, "w_q": g.w_q,
         "y_batch": g.y_batch, "y_group": g.y_group, "y_m": g.y_m,
-        "epilogue": [name for name, present in flags if present],
-        "epilogue_params": epilogue_params(problem),
-        "activation": _ACTIVATIONS[spec.activation],
-        "slope": repr(float(spec.slope)),
+        "epilogue": problem.epilogue.operands,
+        "epilogue_params": [param for param, _ in operands.epilogue(problem)],
+        "activation": _ACTIVATIONS[problem.epilogue.activation],
+        "slope": repr(float(problem.epilogue.slope)),
         "accumulate": problem.accumulate,
     }  # fmt: skip
-
-
-def epilogue_params(problem: Conv) -> tuple[Param, ...]:
-    """The epilogue's pointers, in the order it applies them."""
-    spec = problem.epilogue
-    params = []
-    if spec.scale:
-        params.append(Param("scale", "const float*"))
-    if spec.shift:
-        params.append(Param("shift", "const float*"))
-    if spec.bias:
-        params.append(Param("bias", f"const {problem.tensor('bias').dtype.ctype}*"))
-    if spec.residual:
-        params.append(Param("residual", f"const {problem.tensor('residual').dtype.ctype}*"))
-    return tuple(params)
-
-
-def epilogue_args(problem: Conv) -> tuple[Arg, ...]:
-    return tuple(TensorArg(p.name) for p in epilogue_params(problem))
-
-
-def batch_param(g: Gather) -> tuple[tuple[Param, ...], tuple[Arg, ...]]:
-    """The parameter that carries a runtime batch, under the name of its role; nothing for a fixed one."""
-    if g.batch is None:
-        return (Param("batch", "int"),), (BatchArg(),)
-    if g.q is None:
-        return (Param("reduction", "int"),), (BatchArg(),)
-    return (), ()
 
 
 def per_batch(g: Gather, total: int, by: int = 1) -> Extent:
@@ -143,6 +114,18 @@ def per_batch(g: Gather, total: int, by: int = 1) -> Extent:
 def largest_extent(problem: Conv, extent: Extent) -> int:
     """The extent at the largest batch the problem admits (its typical one if that has no bound)."""
     return extent.at(problem.max_batch or problem.typical_batch) if isinstance(extent, BatchExtent) else extent
+
+
+def steps(*indices: tuple[int | None, int]) -> tuple[int, ...]:
+    """The distances of those (extent, distance) that move at all; an extent of None is known at run time only."""
+    return tuple(step for extent, step in indices if extent is None or extent > 1)
+
+
+def most_results(problem: Conv, g: Gather) -> int:
+    """Elements of y at the largest batch the problem admits (its typical one if that has no bound)."""
+    if g.batch is not None:
+        return g.y.size
+    return g.y.size // g.typical_batch * (problem.max_batch or g.typical_batch)
 
 
 def dense_pack(count: int, contiguous_stride: int, other_strides: tuple[int, ...]) -> bool:
@@ -164,6 +147,21 @@ def first_order_cost(
     return max(arithmetic, traffic) + 3e-6 * launches
 
 
+def sums_placement(results: int) -> Placement:
+    """Where the sums of a thread's results live."""
+    return Placement("sums", "registers", 4 * results, "one fp32 a result, written once")
+
+
+def largest(values: tuple[int, ...], fits: Callable[[int], bool]) -> int:
+    """The first of the (descending) values that fits, else 1."""
+    return next((value for value in values if fits(value)), 1)
+
+
+def up_to(limit: int, values: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of the values that are at most `limit`; 1 always is."""
+    return tuple(value for value in values if value <= max(limit, 1))
+
+
 def power_of_two_at_most(value: int) -> int:
     """The largest power of two up to `value`; 1 for anything less."""
     return 1 << (max(value, 1).bit_length() - 1)
@@ -171,3 +169,8 @@ def power_of_two_at_most(value: int) -> int:
 
 def power_of_two_at_least(value: int) -> int:
     return 1 << (max(value, 1) - 1).bit_length()
+
+
+def power_dividing(value: int, limit: int) -> int:
+    """The largest power of two that divides `value` and is at most `limit`, itself a power of two."""
+    return min(value & -value, limit)

@@ -6,33 +6,18 @@ tile 1, filter in global memory) is the textbook kernel: one thread, one output.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from convgen.errors import ConfigError
 from convgen.gather import NARROW, Axis, Gather, gather
-from convgen.plan import (
-    Arg,
-    BatchExtent,
-    Buffer,
-    CopyToSymbol,
-    Extent,
-    Kernel,
-    Launch,
-    Param,
-    Placement,
-    Plan,
-    Step,
-    TensorArg,
-    TextureArg,
-    WorkspaceArg,
-)
+from convgen.plan import BatchExtent, Extent, Kernel, Launch, Param, Placement, Plan, TextureArg
 from convgen.problem import Conv, PadMode
 from convgen.space import Config, Space
-from convgen.strategies import common
+from convgen.strategies import common, operands, partial_sums, rules
+from convgen.strategies.operands import Operand
 from convgen.target import Target
 
-REDUCE_THREADS = 256
 MAX_SPLITS = 64
 UNROLLED_OPERANDS = 96
 MAX_WINDOW = 24
@@ -96,21 +81,11 @@ class Direct:
     def check(self, problem: Conv, config: DirectConfig, target: Target) -> None:
         g = gather(problem)
         c = config
-        for field, allowed in (("along_x", ("channel", "column")), ("filter", ("global", "constant", "shared")),
-                               ("input", ("global", "texture"))):  # fmt: skip
-            if getattr(c, field) not in allowed:
-                raise ConfigError(f"{field}={getattr(c, field)}: expected {' or '.join(allowed)}")
-        numbers = ("threads_channel", "threads_column", "tile_b", "tile_channel", "tile_position", "vector",
-                   "split_q", "split_taps")  # fmt: skip
-        for field in numbers:
-            if getattr(c, field) < 1:
-                raise ConfigError(f"{field}={getattr(c, field)}: expected at least 1")
-
-        threads = c.threads_channel * c.threads_column
-        if threads > target.max_threads_per_block:
-            raise ConfigError(
-                f"threads_channel*threads_column={threads}: a block has at most {target.max_threads_per_block}"
-            )
+        rules.one_of(c, "along_x", ("channel", "column"))
+        rules.one_of(c, "filter", ("global", "constant", "shared"))
+        rules.one_of(c, "input", ("global", "texture"))
+        rules.at_least_one(c)
+        rules.block_fits(_block(c), target)
         if c.tile_channel * c.tile_position * c.vector > 256:
             raise ConfigError(
                 "tile_channel*tile_position*vector over 256: the sums and operands would not fit in registers"
@@ -128,14 +103,12 @@ class Direct:
             raise ConfigError(
                 f"split_q*split_taps={c.split_q * c.split_taps}: at most {MAX_SPLITS} partial results are kept"
             )
-        self._check_filter(problem, g, c, target)
+        self._check_filter(g, c, target)
         if c.tile_b > 1 and g.batch is None:
             raise ConfigError(f"tile_b={c.tile_b}: the batch is known at run time only, so a thread takes one element")
         if c.input == "texture":
             self._check_texture(problem, g, c)
-        blocks = common.largest_extent(problem, _grid_x(g, c))
-        if blocks > common.MAX_GRID_X:
-            raise ConfigError(f"{blocks} blocks: a grid has at most {common.MAX_GRID_X}; use larger tiles")
+        rules.grid_fits(problem, _grid_x(g, c), "larger tiles")
 
     def _check_vector(self, g: Gather, c: DirectConfig) -> None:
         if c.vector not in (2, 4, 8):
@@ -147,14 +120,9 @@ class Direct:
         if g.m == 1 and c.tile_channel > 1:
             raise ConfigError("vector over 1 with several groups a thread: each group would need its own vector")
 
-    def _check_filter(self, problem: Conv, g: Gather, c: DirectConfig, target: Target) -> None:
+    def _check_filter(self, g: Gather, c: DirectConfig, target: Target) -> None:
         if c.filter == "constant":
-            if g.w.nbytes > target.constant_bytes:
-                raise ConfigError(
-                    f"filter=constant: {g.w.name} has {g.w.nbytes} bytes, constant memory {target.constant_bytes}"
-                )
-            if g.w.size == 0 or g.q is None:
-                raise ConfigError(f"filter=constant: the size of {g.w.name} must be fixed and not zero")
+            rules.constant_fits(g, target)
             if c.threads_channel > 1 and c.along_x == "channel":
                 raise ConfigError("filter=constant with along_x=channel: the lanes of a warp would read different "
                                   "addresses, which constant memory serves one by one")  # fmt: skip
@@ -165,11 +133,7 @@ class Direct:
         if c.filter == "shared":
             if g.q is None:
                 raise ConfigError("filter=shared: the summed extent must be fixed, it is the batch here")
-            nbytes = _shared_bytes(g, c)
-            if nbytes > target.shared_per_block:
-                raise ConfigError(
-                    f"filter=shared: the block's channels need {nbytes} bytes, a block has {target.shared_per_block}"
-                )
+            rules.shared_fits("filter=shared: the block's channels take", _shared_bytes(g, c), target)
             if c.threads_channel > 1 and c.along_x == "channel" and g.q * g.taps % 2 == 0:
                 raise ConfigError("filter=shared with along_x=channel: an even number of terms a channel "
                                   "puts neighbouring threads on the same banks")  # fmt: skip
@@ -197,14 +161,14 @@ class Direct:
     def default(self, problem: Conv, target: Target) -> DirectConfig:
         g = gather(problem)
         channels_contiguous = (g.y_m if g.m > 1 else g.y_group) == 1 and g.channels > 1
-        vector = _largest((8, 4, 2), lambda v: _packs_q(g, v))
+        vector = common.largest((8, 4, 2), lambda v: _packs_q(g, v))
         results = max(g.batch_size * g.channels * g.out, 1)
         plenty = target.sm_count * 2048
         extent = g.axes[-2 if len(g.axes) > 1 and not channels_contiguous else -1].out
         tile_position = 1
         if not g.preimages and results >= 8 * plenty:
-            tile_position = _largest((8, 4, 2) if g.channels == 1 else (4, 2), lambda t: extent >= t)
-        tile_channel = _largest((8, 4, 2), lambda t: g.channels >= t and results >= t * tile_position * plenty)
+            tile_position = common.largest((8, 4, 2) if g.channels == 1 else (4, 2), lambda t: extent >= t)
+        tile_channel = common.largest((8, 4, 2), lambda t: g.channels >= t and results >= t * tile_position * plenty)
         if g.m == 1:
             tile_channel = min(tile_channel, 4)
             vector = 1 if tile_channel > 1 else vector
@@ -229,9 +193,9 @@ class Direct:
         results = g.batch_size * g.channels * g.out
         taps = _tile_axis(g, c).taps
         pixels = (_window(g, c) or taps * c.tile_position) * _tile_g(g, c)
-        operands = (pixels + taps * c.tile_channel) / (taps * c.tile_channel * c.tile_position)
+        loads = (pixels + taps * c.tile_channel) / (taps * c.tile_channel * c.tile_position)
         # Measured on an H200: loads bound the kernel; lanes that differ in channels read the filter apart.
-        efficiency = min(0.5, 0.16 / operands / (3 if c.along_x == "channel" else 1))
+        efficiency = min(0.5, 0.16 / loads / (3 if c.along_x == "channel" else 1))
         return common.first_order_cost(
             target,
             flops=problem.flops,
@@ -244,50 +208,36 @@ class Direct:
     def lower(self, problem: Conv, config: DirectConfig, target: Target) -> Plan:
         g = gather(problem)
         c = config
-        splits = c.split_q * c.split_taps
-        in_t = g.x.dtype.ctype
-        runtime_params, runtime_args = common.batch_param(g)
-        epilogue_params, epilogue_args = common.epilogue_params(problem), common.epilogue_args(problem)
+        parts = c.split_q * c.split_taps
+        main, reduce = self._main(problem, g, c), partial_sums.reduce(problem, g, self.name)
+        launches = (main, reduce) if parts > 1 else (main,)
+        return Plan(
+            problem, self.name, c, target,
+            template="conv/direct.cu.j2",
+            constants=self._constants(problem, g, c, main.kernel) | partial_sums.constants(g, reduce, parts),
+            kernels=tuple(launch.kernel for launch in launches),
+            steps=() if g.is_empty else (*operands.filter_copy(g, c.filter), *launches),
+            workspace=partial_sums.workspace(g, parts),
+            alignment=_alignment(g, c),
+            placements=_placements(g, c),
+        )  # fmt: skip
 
-        x_param, x_arg = Param("x", f"const {in_t}*"), _input(g, c)
-        if c.input == "texture":
-            x_param = Param("x", "cudaTextureObject_t")
-        w_params, w_args = (
-            ((Param("w", f"const {in_t}*"),), (TensorArg(g.w.name),)) if c.filter != "constant" else ((), ())
-        )
-        y_param, y_arg = Param("y", f"{g.y.dtype.ctype}*"), TensorArg(g.y.name)
-
-        name, reduce_name = common.kernel_name(problem, self.name), common.kernel_name(problem, self.name, "reduce")
-        if splits > 1:
-            main = Kernel(name, (x_param, *w_params, Param("partial", "float*"), *runtime_params))
-            main_args = (x_arg, *w_args, WorkspaceArg("partial"), *runtime_args)
-        else:
-            main = Kernel(name, (x_param, *w_params, *epilogue_params, y_param, *runtime_params))
-            main_args = (x_arg, *w_args, *epilogue_args, y_arg, *runtime_args)
-        reduce = Kernel(reduce_name, (Param("partial", "const float*"), *epilogue_params, y_param, *runtime_params))
-
-        steps: list[Step] = []
-        if c.filter == "constant":
-            steps.append(CopyToSymbol("filter_constant", TensorArg(g.w.name), g.w.nbytes))
-        block = (
-            (c.threads_channel, c.threads_column, 1)
-            if c.along_x == "channel"
-            else (c.threads_column, c.threads_channel, 1)
-        )
+    def _main(self, problem: Conv, g: Gather, c: DirectConfig) -> Launch:
+        parts = c.split_q * c.split_taps
+        stored = (partial_sums.STORED,) if parts > 1 else (*operands.epilogue(problem), operands.y(g))
+        taken = (_input(g, c), *operands.placed_filter(g, c.filter), *stored, *operands.runtime_batch(g))
         shared = _shared_bytes(g, c) if c.filter == "shared" else 0
-        steps.append(Launch(main, (_grid_x(g, c), splits, 1), block, main_args, shared))
-        if splits > 1:
-            reduce_args = (WorkspaceArg("partial"), *epilogue_args, y_arg, *runtime_args)
-            grid = (common.per_batch(g, g.y.size, by=REDUCE_THREADS), 1, 1)
-            steps.append(Launch(reduce, grid, (REDUCE_THREADS, 1, 1), reduce_args))
+        grid = (_grid_x(g, c), parts, 1)
+        return operands.launch(common.kernel_name(problem, self.name), taken, grid, _block(c), shared)
 
-        constants = common.gather_constants(problem, g) | {
-            "kernel": name,
-            "reduce_kernel": reduce_name,
-            "params": main.params,
-            "reduce_params": reduce.params,
+    def _constants(self, problem: Conv, g: Gather, c: DirectConfig, kernel: Kernel) -> dict[str, Any]:
+        tiled = _tile_axis(g, c)
+        partial = c.split_q * c.split_taps * common.most_results(problem, g)
+        return common.gather_constants(problem, g) | {
+            "kernel": kernel.name,
+            "params": kernel.params,
             "config": str(c),
-            "offset_t": "long long" if g.wide or splits * g.y.size > NARROW else "int",
+            "offset_t": "long long" if g.wide or partial > NARROW else "int",
             "channels_fastest": c.along_x == "channel",
             "threads_channel": c.threads_channel,
             "threads_column": c.threads_column,
@@ -295,17 +245,15 @@ class Direct:
             "tile_g": _tile_g(g, c),
             "tile_m": _tile_m(g, c),
             "tile_o": c.tile_position,
-            "tile_axis": _tile_axis(g, c).name,
-            "windowed": _window(g, c) > 0,
+            "tile_axis": tiled.name,
             "window": _window(g, c),
-            "window_lead": max(0, -_tile_axis(g, c).spread * (_tile_axis(g, c).taps - 1)),
+            "window_lead": max(0, -tiled.spread * (tiled.taps - 1)),
             "vector": c.vector,
             "filter_home": c.filter,
             "filter_elements": g.w.size,
             "filter_packed": common.dense_pack(c.vector, g.w_q, _other_w_strides(g)),
             "channels_packed": _reads_channel_packs(g, c),
             "texture": c.input == "texture",
-            "parts": splits,
             "split_q": c.split_q,
             "split_taps": c.split_taps,
             "split_axis": _split_axis(g),
@@ -314,26 +262,20 @@ class Direct:
             "preimages": g.preimages,
             "source_border": "kZeros" if g.terms_vanish else "kBorder",
             "store": _store(g, c),
-            "result_elements": "static_cast<offset_t>(batch) * kYBatch" if g.batch is None else g.y.size,
-            "channel_stride": g.y.strides[0 if g.y.name == "dw" else 1],
         }
-        return Plan(
-            problem, self.name, c, target,
-            template="conv/direct.cu.j2",
-            constants=constants,
-            kernels=(main, reduce) if splits > 1 else (main,),
-            steps=() if g.is_empty else tuple(steps),
-            workspace=(Buffer("partial", common.per_batch(g, 4 * splits * g.y.size)),) if splits > 1 else (),
-            alignment=_alignment(g, c),
-            placements=_placements(g, c),
-        )  # fmt: skip
 
 
-def _input(g: Gather, c: DirectConfig) -> Arg:
+def _input(g: Gather, c: DirectConfig) -> Operand:
     if c.input == "global":
-        return TensorArg(g.x.name)
+        return operands.x(g)
     height, width = (axis.source for axis in g.axes)
-    return TextureArg(g.x.name, width, g.batch_size * height, width * g.x.dtype.itemsize)
+    texture = TextureArg(g.x.name, width, g.batch_size * height, width * g.x.dtype.itemsize)
+    return Param("x", "cudaTextureObject_t"), texture
+
+
+def _block(c: DirectConfig) -> tuple[int, int, int]:
+    along, across = c.threads_column, c.threads_channel
+    return (across, along, 1) if c.along_x == "channel" else (along, across, 1)
 
 
 def _tile_g(g: Gather, c: DirectConfig) -> int:
@@ -367,33 +309,21 @@ def _split_axis_taps(g: Gather) -> int:
     return next((a.taps for a in g.axes if a.taps > 1), 1)
 
 
-def _other_x_strides(g: Gather) -> tuple[int, ...]:
-    batch = (g.x_batch,) if g.batch_size > 1 else ()
-    group = (g.x_group,) if g.groups > 1 else ()
-    return (*batch, *group, *(a.x_stride for a in g.axes if a.source > 1))
-
-
 def _other_w_strides(g: Gather) -> tuple[int, ...]:
-    group = (g.w_group,) if g.groups > 1 else ()
-    m = (g.w_m,) if g.m > 1 else ()
-    return (*group, *m, *(a.w_stride for a in g.axes if a.taps > 1))
-
-
-def _other_y_strides(g: Gather) -> tuple[int, ...]:
-    batch = (g.y_batch,) if g.batch_size > 1 else ()
-    return (*batch, *(a.y_stride for a in g.axes if a.out > 1))
+    return common.steps((g.groups, g.w_group), (g.m, g.w_m), *((a.taps, a.w_stride) for a in g.axes))
 
 
 def _packs_q(g: Gather, count: int) -> bool:
     """True if `count` summed channels lie together in x, aligned, within the 16 bytes of a load."""
     fits = g.q is not None and g.q >= count and g.q % count == 0 and count * g.x.dtype.itemsize <= 16
-    return fits and common.dense_pack(count, g.x_q, _other_x_strides(g))
+    pixels = ((a.source, a.x_stride) for a in g.axes)
+    return fits and common.dense_pack(count, g.x_q, common.steps((g.batch, g.x_batch), (g.groups, g.x_group), *pixels))
 
 
 def _reads_channel_packs(g: Gather, c: DirectConfig) -> bool:
     """True if the groups of a thread are neighbours in x, so that one load brings a pixel of each."""
     t = _tile_g(g, c)
-    strides = tuple(s for s in _other_x_strides(g) if s != g.x_group) + ((g.x_q,) if g.q_size > 1 else ())
+    strides = common.steps((g.batch, g.x_batch), (g.q, g.x_q), *((a.source, a.x_stride) for a in g.axes))
     return t > 1 and t * g.x.dtype.itemsize <= 16 and g.groups % t == 0 and common.dense_pack(t, g.x_group, strides)
 
 
@@ -404,8 +334,9 @@ def _store(g: Gather, c: DirectConfig) -> str:
     size = g.y.dtype.itemsize
     step, extent = (g.y_group, g.groups) if g.m == 1 else (g.y_m, g.m)
     t = c.tile_channel
-    groups = (g.y_group,) if g.m > 1 and g.groups > 1 else ()
-    if t > 1 and t * size <= 16 and extent % t == 0 and common.dense_pack(t, step, (*_other_y_strides(g), *groups)):
+    groups = (g.groups if g.m > 1 else 1, g.y_group)
+    others = common.steps((g.batch, g.y_batch), groups, *((a.out, a.y_stride) for a in g.axes))
+    if t > 1 and t * size <= 16 and extent % t == 0 and common.dense_pack(t, step, others):
         return "channels"
     t, tiled = c.tile_position, _tile_axis(g, c)
     others = (g.y_batch, g.y_group, g.y_m, *(a.y_stride for a in g.axes if a is not tiled))
@@ -436,8 +367,8 @@ def _unrolled(g: Gather, c: DirectConfig) -> list[str]:
     for axis in reversed(_tap_loops(g, c)):
         taps *= axis.taps
         pixels = window * (taps // _tile_axis(g, c).taps) if window else taps * c.tile_position
-        operands = (pixels * _tile_g(g, c) + taps * c.tile_channel) * c.vector
-        too_many = operands > UNROLLED_OPERANDS and not (window and axis is _tile_axis(g, c))
+        loaded = (pixels * _tile_g(g, c) + taps * c.tile_channel) * c.vector
+        too_many = loaded > UNROLLED_OPERANDS and not (window and axis is _tile_axis(g, c))
         if too_many or (axis.name == _split_axis(g) and c.split_taps > 1):
             break
         names.append(axis.name)
@@ -464,7 +395,7 @@ def _alignment(g: Gather, c: DirectConfig) -> dict[str, int]:
 def _placements(g: Gather, c: DirectConfig) -> tuple[Placement, ...]:
     uniform = c.threads_channel == 1 or (c.along_x == "column" and c.threads_column % 32 == 0)
     homes = {
-        "constant": "warp-uniform: every lane reads one address, served in one cycle beside the FMA",
+        "constant": "warp-uniform: every lane reads one address, served beside the FMA",
         "shared": "read by every thread of the block; one copy from L2 a block",
         "global": "read-only, " + ("warp-uniform, " if uniform else "") + "kept by L1 and L2",
     }
@@ -475,13 +406,8 @@ def _placements(g: Gather, c: DirectConfig) -> tuple[Placement, ...]:
     return (
         Placement(g.x.name, "texture" if c.input == "texture" else "L1/L2", g.x.nbytes, inputs[c.input]),
         Placement(g.w.name, "L1/L2" if c.filter == "global" else c.filter, g.w.nbytes, homes[c.filter]),
-        Placement("sums", "registers", 4 * c.tile_channel * c.tile_position, "one fp32 a result, written once"),
+        common.sums_placement(c.tile_channel * c.tile_position),
     )
-
-
-def _largest(values: tuple[int, ...], fits: Callable[[int], bool]) -> int:
-    """The first of the (descending) values that fits, else 1."""
-    return next((v for v in values if fits(v)), 1)
 
 
 STRATEGY = Direct()

@@ -1,12 +1,12 @@
-"""What the two strategies that tile the input have in common: which problems they take, and the constant filter."""
+"""What the two strategies that tile the input have in common: the problems they take, and a block along one axis."""
 
 from __future__ import annotations
 
-from convgen.errors import ConfigError
-from convgen.gather import Gather, gather
+from dataclasses import dataclass
+
+from convgen.gather import Axis, gather
 from convgen.problem import Conv, Direction
 from convgen.strategies import common
-from convgen.target import Target
 
 
 def unsuitable(problem: Conv) -> str | None:
@@ -26,16 +26,17 @@ def unsuitable(problem: Conv) -> str | None:
     return None
 
 
-def check_constant_filter(g: Gather, target: Target) -> None:
-    """Raise ConfigError if the filter does not fit in constant memory."""
-    if g.w.nbytes > target.constant_bytes:
-        raise ConfigError(
-            f"filter=constant: {g.w.name} has {g.w.nbytes} bytes, constant memory {target.constant_bytes}"
-        )
-    if g.w.size == 0:
-        raise ConfigError(f"filter=constant: {g.w.name} is empty, and an array cannot be")
+@dataclass(frozen=True)
+class AxisBlock:
+    """One axis of a block: `block` results, which read `span` pixels between them."""
 
+    axis: Axis
+    block: int
 
-def power_dividing(value: int, limit: int) -> int:
-    """The largest power of two that divides `value` and is at most `limit`, itself a power of two."""
-    return min(value & -value, limit)
+    @property
+    def blocks(self) -> int:
+        return -(-self.axis.out // self.block)
+
+    @property
+    def span(self) -> int:
+        return self.axis.span(self.block)

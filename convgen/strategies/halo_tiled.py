@@ -8,21 +8,21 @@ registers once, and the tile is loaded with vector loads. Covers fprop and the d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import Any
 
 from convgen.errors import ConfigError
 from convgen.gather import Gather, gather
-from convgen.plan import CopyToSymbol, Kernel, Launch, Param, Placement, Plan, Step, TensorArg
+from convgen.plan import Kernel, Placement, Plan
 from convgen.problem import Conv
 from convgen.space import Space, Value
-from convgen.strategies import common
-from convgen.strategies.halo import check_constant_filter, unsuitable
+from convgen.strategies import common, operands, rules
+from convgen.strategies.halo import unsuitable
 from convgen.strategies.halo_tiling import HaloTiledConfig, Tiling
 from convgen.target import Target
 
 RESULTS_A_THREAD = 128
-MAX_BLOCK_Z = 64
 SECTOR_BYTES = 32
+SMALLEST = HaloTiledConfig(1, 1, 1, 1, 1, 1, 1, 1, 1, "shared", 1)
 
 
 class HaloTiled:
@@ -49,12 +49,12 @@ class HaloTiled:
             {
                 "threads_x": powers,
                 "threads_y": powers[:6] if problem.nd > 1 else (1,),
-                "threads_channel": _up_to(g.channels, powers[:5]),
+                "threads_channel": common.up_to(g.channels, powers[:5]),
                 "tile_w": (1, 2, 4, 8),
                 "tile_h": (1, 2, 4, 8, 16) if problem.nd > 1 else (1,),
                 "tile_d": (1, 2, 4) if problem.nd > 2 else (1,),
-                "tile_channel": _up_to(g.m, (1, 2, 4, 8, 16)),
-                "chunk": _up_to(g.q_size, (1, 2, 4, 8, 16, 32)),
+                "tile_channel": common.up_to(g.m, (1, 2, 4, 8, 16)),
+                "chunk": common.up_to(g.q_size, (1, 2, 4, 8, 16, 32)),
                 "vector": (1, 2, 4, 8),
                 "filter": ("constant", "shared"),
                 "min_blocks": (1, 2, 3, 4, 5, 6, 8),
@@ -64,11 +64,8 @@ class HaloTiled:
     def check(self, problem: Conv, config: HaloTiledConfig, target: Target) -> None:
         g = gather(problem)
         c = config
-        if c.filter not in ("constant", "shared"):
-            raise ConfigError(f"filter={c.filter}: expected constant or shared")
-        for field, value in c.as_dict().items():
-            if isinstance(value, int) and value < 1:
-                raise ConfigError(f"{field}={value}: expected at least 1")
+        rules.one_of(c, "filter", ("constant", "shared"))
+        rules.at_least_one(c)
         if problem.nd < 2 and (c.threads_y > 1 or c.tile_h > 1):
             raise ConfigError("threads_y and tile_h must be 1: the problem has one axis")
         if problem.nd < 3 and c.tile_d > 1:
@@ -82,10 +79,7 @@ class HaloTiled:
             raise ConfigError(f"chunk={c.chunk}: there are {g.q_size} summed channels")
 
         t = Tiling(g, c)
-        if t.threads > target.max_threads_per_block:
-            raise ConfigError(f"{t.threads} threads: a block has at most {target.max_threads_per_block}")
-        if c.threads_channel > MAX_BLOCK_Z:
-            raise ConfigError(f"threads_channel={c.threads_channel}: a block has at most {MAX_BLOCK_Z} threads along z")
+        rules.block_fits(t.threads_of_block, target)
         self._check_vector(t)
         room = target.registers_per_sm // (t.threads * c.min_blocks)
         if c.min_blocks > 1 and t.registers > room:
@@ -96,16 +90,12 @@ class HaloTiled:
             raise ConfigError(f"min_blocks={c.min_blocks} of {t.threads} threads: a multiprocessor holds at most "
                               f"{target.max_threads_per_sm} threads in {target.max_blocks_per_sm} blocks")  # fmt: skip
         if c.filter == "constant":
-            check_constant_filter(g, target)
+            rules.constant_fits(g, target)
             if c.threads_channel > 1 and c.threads_x * c.threads_y % target.warp:
                 raise ConfigError("filter=constant: threads_x*threads_y must be a multiple of 32, "
                                   "so that a warp reads one address")  # fmt: skip
-        if t.shared_bytes > target.shared_per_block:
-            raise ConfigError(f"tile and filter take {t.shared_bytes} bytes of shared memory, "
-                              f"a block has {target.shared_per_block}")  # fmt: skip
-        blocks = common.largest_extent(problem, t.grid_x)
-        if blocks > common.MAX_GRID_X:
-            raise ConfigError(f"{blocks} blocks: a grid has at most {common.MAX_GRID_X}; use larger tiles")
+        rules.shared_fits("tile and filter take", t.shared_bytes, target)
+        rules.grid_fits(problem, t.grid_x, "larger tiles")
 
     def _check_vector(self, t: Tiling) -> None:
         g, c, v = t.g, t.c, t.c.vector
@@ -114,10 +104,10 @@ class HaloTiled:
         if v not in (2, 4, 8) or v * g.x.dtype.itemsize > 16:
             raise ConfigError(f"vector={v}: a load brings 2, 4 or 8 elements and at most 16 bytes")
         last = g.axes[-1]
-        batch, group, q = (g.x_batch,) * (g.batch_size > 1), (g.x_group,) * (g.groups > 1), (g.x_q,) * (g.q_size > 1)
-        rows = tuple(a.x_stride for a in g.axes[:-1] if a.source > 1)
+        batch, group, q = (g.batch, g.x_batch), (g.groups, g.x_group), (g.q, g.x_q)
+        pixels = tuple((a.source, a.x_stride) for a in g.axes)
         if not t.planes_fastest:
-            if not common.dense_pack(v, last.x_stride, (*batch, *group, *q, *rows)):
+            if not common.dense_pack(v, last.x_stride, common.steps(batch, group, q, *pixels[:-1])):
                 raise ConfigError(
                     f"vector={v}: rows of {g.x.name} must be a multiple of it, or only the first is aligned"
                 )
@@ -126,30 +116,31 @@ class HaloTiled:
                     f"vector={v}: tiles are {c.threads_x * c.tile_w * last.step} pixels apart, not a multiple"
                 )
             return
-        columns = (*rows, *((last.x_stride,) * (last.source > 1)))
         if g.q_size > 1:
-            if c.chunk % v or g.q_size % v or not common.dense_pack(v, g.x_q, (*batch, *group, *columns)):
+            if c.chunk % v or g.q_size % v or not common.dense_pack(v, g.x_q, common.steps(batch, group, *pixels)):
                 raise ConfigError(
                     f"vector={v}: summed channels must be neighbours in {g.x.name}, chunk a multiple of it"
                 )
-        elif t.block_g % v or g.groups % v or not common.dense_pack(v, g.x_group, (*batch, *columns)):
+        elif t.block_g % v or g.groups % v or not common.dense_pack(v, g.x_group, common.steps(batch, *pixels)):
             raise ConfigError(f"vector={v}: groups must be neighbours in {g.x.name}, the block's a multiple of it")
 
     def default(self, problem: Conv, target: Target) -> HaloTiledConfig:
         g = gather(problem)
         w, h = g.axes[-1], g.axes[-2] if problem.nd > 1 else None
         channels = g.m if g.m > 1 else g.groups
-        tile_w = _largest((4, 2), lambda t: w.out >= t)
-        tile_channel = _largest((8, 4, 2), lambda t: g.m >= t)
+        tile_w = common.largest((4, 2), lambda t: w.out >= t)
+        tile_channel = common.largest((8, 4, 2), lambda t: g.m >= t)
         # Few rows of results where many would leave multiprocessors idle or more weights than registers.
         most = 8 if g.m == 1 and g.taps < 64 else 4 if g.m == 1 else 2
         spare = g.batch_size * g.channels * g.out // (tile_w * tile_channel * target.sm_count * 512)
-        tile_h = _largest((8, 4, 2), lambda t: h is not None and h.out >= 2 * t and t <= min(most, spare))
-        tile_d = _largest((4, 2), lambda t: problem.nd > 2 and g.axes[0].out >= t and tile_channel * tile_h * t <= 16)
+        tile_h = common.largest((8, 4, 2), lambda t: h is not None and h.out >= 2 * t and t <= min(most, spare))
+        tile_d = common.largest(
+            (4, 2), lambda t: problem.nd > 2 and g.axes[0].out >= t and tile_channel * tile_h * t <= 16
+        )
 
         threads_x = _power_of_two_between(-(-w.out // tile_w), 1, 32 if h else 128)
         threads_y = _power_of_two_between(-(-h.out // tile_h), 1, 256 // threads_x) if h else 1
-        spare_threads = min(256 // (threads_x * threads_y), MAX_BLOCK_Z)
+        spare_threads = min(256 // (threads_x * threads_y), rules.MAX_BLOCK_Z)
         threads_channel = _power_of_two_between(-(-channels // tile_channel), 1, spare_threads)
         config = HaloTiledConfig(threads_x, threads_y, threads_channel, tile_w, tile_h, tile_d, tile_channel,
                                  min(g.q_size, 8), 1, "shared", 1)  # fmt: skip
@@ -218,23 +209,24 @@ class HaloTiled:
         g = gather(problem)
         c = config
         t = Tiling(g, c)
-        epilogue_params, epilogue_args = common.epilogue_params(problem), common.epilogue_args(problem)
-        in_t = g.x.dtype.ctype
-        shared_filter = c.filter == "shared"
-        w_param, w_arg = ((Param("w", f"const {in_t}*"),), (TensorArg(g.w.name),)) if shared_filter else ((), ())
-        name = common.kernel_name(problem, self.name)
-        y_param, y_arg = Param("y", f"{g.y.dtype.ctype}*"), TensorArg(g.y.name)
-        kernel = Kernel(name, (Param("x", f"const {in_t}*"), *w_param, *epilogue_params, y_param))
-        steps: list[Step] = []
-        if not shared_filter:
-            steps.append(CopyToSymbol("filter_constant", TensorArg(g.w.name), g.w.nbytes))
-        block = (c.threads_x, c.threads_y, c.threads_channel)
-        args = (TensorArg(g.x.name), *w_arg, *epilogue_args, y_arg)
-        steps.append(Launch(kernel, (t.grid_x, 1, 1), block, args, t.shared_bytes))
+        taken = (operands.x(g), *operands.placed_filter(g, c.filter), *operands.epilogue(problem), operands.y(g))
+        name, grid = common.kernel_name(problem, self.name), (t.grid_x, 1, 1)
+        launch = operands.launch(name, taken, grid, t.threads_of_block, t.shared_bytes)
+        return Plan(
+            problem, self.name, c, target,
+            template="conv/halo_tiled.cu.j2",
+            constants=self._constants(problem, t, launch.kernel),
+            kernels=(launch.kernel,),
+            steps=() if g.is_empty else (*operands.filter_copy(g, c.filter), launch),
+            alignment=_alignment(t),
+            placements=_placements(t),
+        )  # fmt: skip
 
+    def _constants(self, problem: Conv, t: Tiling, kernel: Kernel) -> dict[str, Any]:
+        c = t.c
         store, store_count = t.store
-        constants = common.gather_constants(problem, g) | {
-            "kernel": name,
+        return common.gather_constants(problem, t.g) | {
+            "kernel": kernel.name,
             "params": kernel.params,
             "config": str(c),
             "tiles": t.tiles,
@@ -246,7 +238,7 @@ class HaloTiled:
             "vector": c.vector,
             "min_blocks": c.min_blocks,
             "filter_home": c.filter,
-            "filter_elements": g.w.size,
+            "filter_elements": t.g.w.size,
             "filter_pitch": t.filter_pitch,
             "filter_read": t.filter_read,
             "filter_chunk": t.filter_chunk,
@@ -271,18 +263,6 @@ class HaloTiled:
             "store": store,
             "store_count": store_count,
         }
-        return Plan(
-            problem, self.name, c, target,
-            template="conv/halo_tiled.cu.j2",
-            constants=constants,
-            kernels=(kernel,),
-            steps=() if g.is_empty else tuple(steps),
-            alignment=_alignment(t),
-            placements=_placements(t),
-        )  # fmt: skip
-
-
-SMALLEST = HaloTiledConfig(1, 1, 1, 1, 1, 1, 1, 1, 1, "shared", 1)
 
 
 def _reuse(t: Tiling) -> str:
@@ -313,22 +293,13 @@ def _placements(t: Tiling) -> tuple[Placement, ...]:
         Placement(g.x.name, "shared", 4 * t.planes * t.plane, tile),
         Placement(g.w.name, c.filter, nbytes, why),
         Placement("row of pixels", "registers", 4 * t.reads_w, "read once, used by every tap and row of results"),
-        Placement("sums", "registers", 4 * t.results, "one fp32 a result, written once"),
+        common.sums_placement(t.results),
     )
-
-
-def _largest(values: tuple[int, ...], fits: Callable[[int], bool]) -> int:
-    """The first of the (descending) values that fits, else 1."""
-    return next((v for v in values if fits(v)), 1)
-
-
-def _up_to(limit: int, values: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(v for v in values if v <= max(limit, 1))
 
 
 def _power_of_two_between(value: int, low: int, high: int) -> int:
     """The least power of two that is no less than `value`, between `low` and the greatest one up to `high`."""
-    return max(low, min(1 << (max(value, 1) - 1).bit_length(), 1 << (max(high, 1).bit_length() - 1)))
+    return max(low, min(common.power_of_two_at_least(value), common.power_of_two_at_most(high)))
 
 
 STRATEGY = HaloTiled()

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from convgen.gather import Axis, Gather
+from convgen.gather import Gather
 from convgen.plan import Extent
 from convgen.space import Config
 from convgen.strategies import common
-from convgen.strategies.halo import power_dividing
+from convgen.strategies.halo import AxisBlock
 
 BANKS = 32
 BYTES_IN_FLIGHT = 160
@@ -47,21 +47,11 @@ class HaloTiledConfig(Config):
 
 
 @dataclass(frozen=True)
-class AxisTile:
-    """One axis of the block: `tile` neighbouring results a thread, `block` a block; `reads` pixels a thread takes."""
+class AxisTile(AxisBlock):
+    """The same with what a thread does: it computes `tile` neighbouring results and takes `reads` pixels."""
 
-    axis: Axis
     tile: int
-    block: int
     reads: int
-
-    @property
-    def blocks(self) -> int:
-        return -(-self.axis.out // self.block)
-
-    @property
-    def span(self) -> int:
-        return self.axis.span(self.block)
 
 
 @dataclass(frozen=True)
@@ -85,8 +75,12 @@ class Tiling:
         return 1 if self.per_group else self.c.threads_channel * self.c.tile_channel
 
     @property
+    def threads_of_block(self) -> tuple[int, int, int]:
+        return self.c.threads_x, self.c.threads_y, self.c.threads_channel
+
+    @property
     def threads(self) -> int:
-        return self.c.threads_x * self.c.threads_y * self.c.threads_channel
+        return math.prod(self.threads_of_block)
 
     @property
     def planes(self) -> int:
@@ -129,7 +123,7 @@ class Tiling:
         """Elements of a vector read from the tile: a multiple of it lies between the rows of threads and segments."""
         last = self.g.axes[-1]
         starts = [self.c.tile_w * last.step] + [self.segment * abs(last.spread)] * (self.segment < last.taps)
-        return power_dividing(math.gcd(*starts), 4)
+        return common.power_dividing(math.gcd(*starts), 4)
 
     @property
     def reads_w(self) -> int:
@@ -139,7 +133,7 @@ class Tiling:
     def tiles(self) -> tuple[AxisTile, ...]:
         c = self.c
         sizes = {"w": (c.tile_w, c.threads_x), "h": (c.tile_h, c.threads_y), "d": (c.tile_d, 1)}
-        tiles = [AxisTile(a, sizes[a.name][0], math.prod(sizes[a.name]), a.span(sizes[a.name][0])) for a in self.g.axes]
+        tiles = [AxisTile(a, math.prod(sizes[a.name]), sizes[a.name][0], a.span(sizes[a.name][0])) for a in self.g.axes]
         return (*tiles[:-1], dataclasses.replace(tiles[-1], reads=self.reads_w))
 
     @cached_property
@@ -222,7 +216,11 @@ class Tiling:
     @property
     def filter_read(self) -> int:
         taps = self.g.axes[-1].taps
-        return power_dividing(self.segment, 4) if self.segment < taps else min(4, 1 << (taps - 1).bit_length())
+        return (
+            common.power_dividing(self.segment, 4)
+            if self.segment < taps
+            else min(4, common.power_of_two_at_least(taps))
+        )
 
     @property
     def filter_pitch(self) -> int:
@@ -267,16 +265,14 @@ class Tiling:
     def store(self) -> tuple[str, int]:
         """What a store writes, "channels" or "positions" that are neighbours in y, and how many."""
         g, widest = self.g, 16 // self.g.y.dtype.itemsize
-        last, rows = g.axes[-1], tuple(a.y_stride for a in g.axes if a.out > 1)
-        batch, group = (g.y_batch,) * (g.batch_size > 1), (g.y_group,) * (g.groups > 1)
+        last, rows = g.axes[-1], tuple((a.out, a.y_stride) for a in g.axes)
+        outer = common.steps((g.batch, g.y_batch), (g.groups, g.y_group), *rows[:-1])
         if not self.per_group and g.y_m == 1:
-            count = power_dividing(math.gcd(self.c.tile_channel, g.m), widest)
-            if common.dense_pack(count, g.y_m, (*batch, *group, *rows)):
+            count = common.power_dividing(math.gcd(self.c.tile_channel, g.m), widest)
+            if common.dense_pack(count, g.y_m, (*outer, *common.steps(rows[-1]))):
                 return "channels", count
-        count = power_dividing(math.gcd(self.c.tile_w, last.out), widest)
-        channel = (g.y_m,) * (g.m > 1)
-        outer = tuple(a.y_stride for a in g.axes[:-1] if a.out > 1)
-        dense = common.dense_pack(count, last.y_stride, (*batch, *group, *channel, *outer))
+        count = common.power_dividing(math.gcd(self.c.tile_w, last.out), widest)
+        dense = common.dense_pack(count, last.y_stride, (*outer, *common.steps((g.m, g.y_m))))
         return "positions", count if dense else 1
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 from convgen.errors import ConfigError
 from convgen.gather import Gather, gather
@@ -19,24 +20,23 @@ from convgen.plan import (
     BatchExtent,
     Buffer,
     Extent,
-    Kernel,
     Launch,
     Param,
     Placement,
     Plan,
     ScalarArg,
     Step,
-    TensorArg,
     WorkspaceArg,
     extent_at,
 )
 from convgen.problem import Conv
 from convgen.space import Config, Space
-from convgen.strategies import common, matrix_form
+from convgen.strategies import common, matrix_form, operands, partial_sums, rules
+from convgen.strategies.operands import Operand
 from convgen.target import Target
 
 THREADS = 256
-"""Threads a block of the unrolling and of the reduction."""
+"""Threads a block of the unrolling."""
 PACK = 4
 """Elements an aligned access of the unrolled matrix brings."""
 SKEW = 4
@@ -144,8 +144,7 @@ class Im2col:
     def check(self, problem: Conv, config: Im2colConfig, target: Target) -> None:
         g = gather(problem)
         c = config
-        if c.patches not in ("rows", "columns", "in_place"):
-            raise ConfigError(f"patches={c.patches}: expected rows, columns or in_place")
+        rules.one_of(c, "patches", ("rows", "columns", "in_place"))
         if c.patches == "in_place" and not matrix_form.is_matrix(g):
             raise ConfigError("patches=in_place: x is the unrolled matrix only without padding and with a single tap "
                               "or a single position along every axis")  # fmt: skip
@@ -153,25 +152,19 @@ class Im2col:
             value = getattr(c, field)
             if value < 1 or value & (value - 1):
                 raise ConfigError(f"{field}={value}: expected a power of two, so that tiles are shared out evenly")
-        for field in ("split_k", "workspace_mib"):
-            if getattr(c, field) < 1:
-                raise ConfigError(f"{field}={getattr(c, field)}: expected at least 1")
+        rules.at_least_one(c)
         if c.block_k % PACK:
             raise ConfigError(f"block_k={c.block_k}: expected a multiple of {PACK}, what a load of a patch brings")
         if c.block_m % (4 * c.thread_m) or c.block_n % (8 * c.thread_n):
             raise ConfigError(f"block {c.block_m} x {c.block_n} of threads' {c.thread_m} x {c.thread_n}: a warp is "
                               "4 x 8 threads, so that its shared loads have no bank conflict")  # fmt: skip
-        if c.threads > target.max_threads_per_block:
-            raise ConfigError(f"{c.threads} threads: a block has at most {target.max_threads_per_block}")
+        rules.block_fits((c.threads, 1, 1), target)
         registers = _registers(g, c)
         limit = min(target.max_registers_per_thread, target.registers_per_sm // c.threads)
         if registers > limit:
             raise ConfigError(f"thread_m={c.thread_m}, thread_n={c.thread_n}, block_k={c.block_k}: sums, operands and "
                               f"elements under way take about {registers} registers, a thread has {limit}")  # fmt: skip
-        if _shared_bytes(c) > target.shared_per_block:
-            raise ConfigError(
-                f"tiles take {_shared_bytes(c)} bytes of shared memory, a block has {target.shared_per_block}"
-            )
+        rules.shared_fits("tiles take", _shared_bytes(c), target)
         self._check_sizes(problem, g, c)
 
     def _check_sizes(self, problem: Conv, g: Gather, c: Im2colConfig) -> None:
@@ -186,12 +179,10 @@ class Im2col:
         if len(chunks.starts) > MAX_CHUNKS:
             raise ConfigError(f"workspace_mib={c.workspace_mib}: {len(chunks.starts)} chunks, and launching more than "
                               f"{MAX_CHUNKS} would take longer than the work")  # fmt: skip
-        partial = 4 * parts * _results(problem, g)
+        partial = 4 * parts * common.most_results(problem, g)
         if parts > 1 and partial > c.workspace_bytes:
             raise ConfigError(f"split_k={c.split_k}: partial results of {partial} bytes pass {c.workspace_mib} MiB")
-        blocks = common.largest_extent(problem, _column_tiles(g, c, chunks, _channel_tiles(g, c)))
-        if blocks > common.MAX_GRID_X:
-            raise ConfigError(f"{blocks} blocks: a grid has at most {common.MAX_GRID_X}; use larger tiles")
+        rules.grid_fits(problem, _column_tiles(g, c, chunks, _channel_tiles(g, c)), "larger tiles")
 
     def default(self, problem: Conv, target: Target) -> Im2colConfig:
         g = gather(problem)
@@ -212,7 +203,7 @@ class Im2col:
         config = _with_room(problem, g, config)
         chunks = _chunks(problem, g, config)
         wanted = min(-(-2 * target.sm_count // blocks()), MAX_SPLITS, max(chunks.terms // 128, 1))
-        affordable = config.workspace_bytes // (4 * chunks.parts * _results(problem, g))
+        affordable = config.workspace_bytes // (4 * chunks.parts * common.most_results(problem, g))
         return dataclasses.replace(config, split_k=common.power_of_two_at_most(min(wanted, affordable)))
 
     def cost(self, problem: Conv, config: Im2colConfig, target: Target) -> float:
@@ -225,13 +216,13 @@ class Im2col:
         unrolled = 0 if c.patches == "in_place" else 2 * matrix
         tile_loads = tiles * (c.block_m + c.block_n) * chunks.terms * g.x.dtype.itemsize
         partial = 8 * parts * g.y.size if parts > 1 else 0
-        sums, operands = c.thread_m * c.thread_n, c.thread_m + c.thread_n
+        sums, loaded = c.thread_m * c.thread_n, c.thread_m + c.thread_n
         return common.first_order_cost(
             target,
             flops=2.0 * tiles * c.block_m * c.block_n * chunks.terms,
             bytes_moved=problem.bytes + max(unrolled, unrolled / 2 + tile_loads / 4) + partial,
             threads=tiles * c.threads * c.split_k // len(chunks.starts),
-            efficiency=min(0.75, sums / (sums + 2 * operands)),
+            efficiency=min(0.75, sums / (sums + 2 * loaded)),
             launches=len(chunks.starts) * (1 + (c.patches != "in_place")) + (parts > 1),
         )
 
@@ -240,64 +231,58 @@ class Im2col:
         c = config
         chunks = _chunks(problem, g, c)
         parts = c.split_k * chunks.parts
-        in_place, split = c.patches == "in_place", parts > 1
-        in_t = g.x.dtype.ctype
-        batch_params, batch_args = common.batch_param(g)
-        epilogue_params, epilogue_args = common.epilogue_params(problem), common.epilogue_args(problem)
-        firsts = ("first_batch", "first_row", "first_term") if len(chunks.starts) > 1 else ()
-        chunk_params = (*batch_params, *(Param(name, "int") for name in firsts))
-        y_param, y_arg = Param("y", f"{g.y.dtype.ctype}*"), TensorArg(g.y.name)
-        x_param, w_param = Param("x", f"const {in_t}*"), Param("w", f"const {in_t}*")
-        matrix = x_param if in_place else Param("columns", f"const {in_t}*")
-        store = (Param("partial", "float*"),) if split else (*epilogue_params, y_param)
-
-        def kernel(part: str, *params: Param) -> Kernel:
-            return Kernel(common.kernel_name(problem, self.name, part), params)
-
-        unroll = kernel("unroll", x_param, Param("columns", f"{in_t}*"), *chunk_params)
-        gemm = kernel("gemm", matrix, w_param, *store, *chunk_params)
-        reduce = kernel("reduce", Param("partial", "const float*"), *epilogue_params, y_param, *batch_params)
-
-        matrix_arg = TensorArg(g.x.name) if in_place else WorkspaceArg("columns")
-        store_args = (WorkspaceArg("partial"),) if split else (*epilogue_args, y_arg)
-        unroll_grid = (_unroll_blocks(g, chunks), 1, 1)
-        gemm_grid = (_column_tiles(g, c, chunks, _channel_tiles(g, c)), c.split_k, 1)
+        unrolls = [self._unroll(problem, g, chunks, start) for start in chunks.starts]
+        gemms = [self._gemm(problem, g, c, chunks, start) for start in chunks.starts]
+        reduce = partial_sums.reduce(problem, g, self.name)
         steps: list[Step] = []
-        for start in chunks.starts:
-            chunk_args = (*batch_args, *(ScalarArg(value) for _, value in zip(firsts, start, strict=False)))
-            if not in_place:
-                unroll_args = (TensorArg(g.x.name), WorkspaceArg("columns"), *chunk_args)
-                steps.append(Launch(unroll, unroll_grid, (THREADS, 1, 1), unroll_args))
-            gemm_args = (matrix_arg, TensorArg(g.w.name), *store_args, *chunk_args)
-            steps.append(Launch(gemm, gemm_grid, (c.threads, 1, 1), gemm_args, _shared_bytes(c)))
-        if split:
-            reduce_args = (WorkspaceArg("partial"), *epilogue_args, y_arg, *batch_args)
-            reduce_grid = (common.per_batch(g, g.y.size, by=THREADS), 1, 1)
-            steps.append(Launch(reduce, reduce_grid, (THREADS, 1, 1), reduce_args))
+        for unroll, gemm in zip(unrolls, gemms, strict=True):
+            steps += (gemm,) if c.patches == "in_place" else (unroll, gemm)
+        if parts > 1:
+            steps.append(reduce)
+        launches = tuple(step for step in steps if isinstance(step, Launch))
+        return Plan(
+            problem, self.name, c, target,
+            template="conv/im2col.cu.j2",
+            constants=self._constants(problem, g, c, chunks, target, unrolls[0], gemms[0])
+            | partial_sums.constants(g, reduce, parts),
+            kernels=tuple(dict.fromkeys(launch.kernel for launch in launches)),
+            steps=tuple(steps),
+            workspace=(*_matrix(g, c, chunks), *partial_sums.workspace(g, parts)),
+            alignment=_alignment(g, c, chunks),
+            placements=_placements(g, c, chunks),
+        )  # fmt: skip
 
+    def _unroll(self, problem: Conv, g: Gather, chunks: Chunks, start: tuple[int, int, int]) -> Launch:
+        columns = Param("columns", f"{g.x.dtype.ctype}*"), WorkspaceArg("columns")
+        taken = (operands.x(g), columns, *operands.runtime_batch(g), *_place(chunks, start))
+        name, grid = common.kernel_name(problem, self.name, "unroll"), (_unroll_blocks(g, chunks), 1, 1)
+        return operands.launch(name, taken, grid, (THREADS, 1, 1))
+
+    def _gemm(self, problem: Conv, g: Gather, c: Im2colConfig, chunks: Chunks, start: tuple[int, int, int]) -> Launch:
+        columns = Param("columns", f"const {g.x.dtype.ctype}*"), WorkspaceArg("columns")
+        matrix = operands.x(g) if c.patches == "in_place" else columns
+        split = c.split_k * chunks.parts > 1
+        stored = (partial_sums.STORED,) if split else (*operands.epilogue(problem), operands.y(g))
+        taken = (matrix, operands.w(g), *stored, *operands.runtime_batch(g), *_place(chunks, start))
+        grid = (_column_tiles(g, c, chunks, _channel_tiles(g, c)), c.split_k, 1)
+        name = common.kernel_name(problem, self.name, "gemm")
+        return operands.launch(name, taken, grid, (c.threads, 1, 1), _shared_bytes(c))
+
+    def _constants(
+        self, problem: Conv, g: Gather, c: Im2colConfig, chunks: Chunks, target: Target, unroll: Launch, gemm: Launch
+    ) -> dict[str, Any]:
         along_terms, x_pack = _matrix_access(g, c, chunks)
         filter_along_terms, filter_pack = matrix_form.filter_access(g)
-        store_mode, y_pack = _store(g, c, chunks)
-        buffers = []
-        if not in_place:
-            buffers.append(
-                Buffer("columns", _column_packs(chunks, g.groups * chunks.terms * PACK * g.x.dtype.itemsize))
-            )
-        if split:
-            buffers.append(Buffer("partial", common.per_batch(g, 4 * parts * g.y.size)))
-        packs = ((g.x, x_pack), (g.w, filter_pack), (g.y, y_pack))
-        alignment = {spec.name: pack * spec.dtype.itemsize for spec, pack in packs if pack > 1}
         unrolled = common.largest_extent(problem, _unroll_blocks(g, chunks)) * THREADS * PACK
-        wide = g.wide or max(unrolled, parts * _results(problem, g) + THREADS) > (1 << 31) - 1
-        constants = common.gather_constants(problem, g) | {
+        partial = c.split_k * chunks.parts * common.most_results(problem, g) + partial_sums.THREADS
+        wide = g.wide or max(unrolled, partial) > (1 << 31) - 1
+        return common.gather_constants(problem, g) | {
             "config": str(c),
             "offset_t": "long long" if wide else "int",
-            "unroll_kernel": unroll.name,
-            "gemm_kernel": gemm.name,
-            "reduce_kernel": reduce.name,
-            "unroll_params": unroll.params,
-            "gemm_params": gemm.params,
-            "reduce_params": reduce.params,
+            "unroll_kernel": unroll.kernel.name,
+            "gemm_kernel": gemm.kernel.name,
+            "unroll_params": unroll.kernel.params,
+            "gemm_params": gemm.kernel.params,
             "patches": c.patches,
             "chunk_batch": chunks.batch,
             "chunk_rows": chunks.rows,
@@ -314,26 +299,13 @@ class Im2col:
             "threads": c.threads,
             "resident": _resident(g, c, target),
             "splits": c.split_k,
-            "parts": parts,
             "along_terms": along_terms,
             "x_pack": x_pack,
             "filter_along_terms": filter_along_terms,
             "filter_pack": filter_pack,
             "filter_step": matrix_form.filter_step(g),
-            "store": store_mode,
-            "result_elements": "static_cast<offset_t>(batch) * kYBatch" if g.batch is None else g.y.size,
-            "channel_stride": g.y.strides[0 if g.y.name == "dw" else 1],
+            "store": _store(g, c, chunks)[0],
         }
-        return Plan(
-            problem, self.name, c, target,
-            template="conv/im2col.cu.j2",
-            constants=constants,
-            kernels=(*(() if in_place else (unroll,)), gemm, *((reduce,) if split else ())),
-            steps=tuple(steps),
-            workspace=tuple(buffers),
-            alignment=alignment,
-            placements=_placements(g, c, chunks),
-        )  # fmt: skip
 
 
 # --- chunks ------------------------------------------------------------------------------------------
@@ -367,6 +339,18 @@ def _chunks(problem: Conv, g: Gather, c: Im2colConfig) -> Chunks:
     return Chunks(batch, chunk_rows, out, chunk_terms, starts, -(-terms // chunk_terms), padded)
 
 
+def _place(chunks: Chunks, start: tuple[int, int, int]) -> tuple[Operand, ...]:
+    """Where the chunk begins, which a kernel is told if there are several."""
+    names = ("first_batch", "first_row", "first_term") if len(chunks.starts) > 1 else ()
+    return tuple((Param(name, "int"), ScalarArg(value)) for name, value in zip(names, start, strict=False))
+
+
+def _matrix(g: Gather, c: Im2colConfig, chunks: Chunks) -> tuple[Buffer, ...]:
+    if c.patches == "in_place":
+        return ()
+    return (Buffer("columns", _column_packs(chunks, g.groups * chunks.terms * PACK * g.x.dtype.itemsize)),)
+
+
 def _require(c: Im2colConfig, fits: int, what: str, nbytes: int) -> None:
     if fits < 1:
         raise ConfigError(f"workspace_mib={c.workspace_mib}: {what} already unrolls into {nbytes} bytes")
@@ -386,7 +370,7 @@ def _with_room(problem: Conv, g: Gather, c: Im2colConfig) -> Im2colConfig:
         except ConfigError:
             pass
         else:
-            partial = 4 * chunks.parts * _results(problem, g) if chunks.parts > 1 else 0
+            partial = 4 * chunks.parts * common.most_results(problem, g) if chunks.parts > 1 else 0
             if len(chunks.starts) <= MAX_CHUNKS and partial <= c.workspace_bytes:
                 return c
         c = dataclasses.replace(c, workspace_mib=2 * c.workspace_mib)
@@ -412,13 +396,6 @@ def _unroll_blocks(g: Gather, chunks: Chunks) -> Extent:
 
 def _channel_tiles(g: Gather, c: Im2colConfig) -> int:
     return g.groups * -(-g.m // c.block_m)
-
-
-def _results(problem: Conv, g: Gather) -> int:
-    """Elements of y at the largest batch."""
-    if g.batch is not None:
-        return g.y.size
-    return g.y.size // g.typical_batch * (problem.max_batch or g.typical_batch)
 
 
 def _registers(g: Gather, c: Im2colConfig) -> int:
@@ -458,6 +435,15 @@ def _store(g: Gather, c: Im2colConfig, chunks: Chunks) -> tuple[str, int]:
     return "elements", 1
 
 
+def _alignment(g: Gather, c: Im2colConfig, chunks: Chunks) -> dict[str, int]:
+    packs = (
+        (g.x, _matrix_access(g, c, chunks)[1]),
+        (g.w, matrix_form.filter_access(g)[1]),
+        (g.y, _store(g, c, chunks)[1]),
+    )
+    return {spec.name: pack * spec.dtype.itemsize for spec, pack in packs if pack > 1}
+
+
 def _placements(g: Gather, c: Im2colConfig, chunks: Chunks) -> tuple[Placement, ...]:
     why = f"workspace: {len(chunks.starts)} chunks, each written once and read once a row of tiles"
     nbytes = g.groups * chunks.terms * chunks.columns * g.x.dtype.itemsize
@@ -468,7 +454,7 @@ def _placements(g: Gather, c: Im2colConfig, chunks: Chunks) -> tuple[Placement, 
         Placement(g.w.name, "L1/L2", g.w.nbytes, "every block of a row of tiles reads the same part"),
         Placement("tiles", "shared", _shared_bytes(c),
                   "fp32, two of each operand: one is filled while the other is multiplied"),
-        Placement("sums", "registers", 4 * c.thread_m * c.thread_n, "one fp32 a result, written once"),
+        common.sums_placement(c.thread_m * c.thread_n),
     )  # fmt: skip
 
 

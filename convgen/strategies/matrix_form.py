@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from convgen.gather import Gather
+from convgen.strategies import common
 
 Index = tuple[int, int]
 """The extent of an index and the distance in memory, in elements, of its neighbours."""
@@ -26,7 +27,7 @@ def batch_fastest(g: Gather) -> bool:
 
 def largest_pack(fits: Callable[[int], bool]) -> int:
     """4, 2 or 1 elements an access: the most that `fits`."""
-    return next((count for count in (4, 2) if fits(count)), 1)
+    return common.largest((4, 2), fits)
 
 
 def merged(indices: Iterable[Index]) -> tuple[Index, ...]:
@@ -41,15 +42,10 @@ def merged(indices: Iterable[Index]) -> tuple[Index, ...]:
     return tuple(result) or ((1, 0),)
 
 
-def steps(*indices: Index) -> tuple[int, ...]:
-    """The distances of those indices that move at all."""
-    return tuple(step for extent, step in indices if extent > 1)
-
-
 def aligned(count: int, indices: tuple[Index, ...], others: tuple[int, ...]) -> bool:
     """True if `count` neighbours along the last of the indices are an aligned vector, wherever the others stand."""
     *outer, (extent, step) = indices
-    return step == 1 and extent % count == 0 and all(s % count == 0 for s in (*steps(*outer), *others))
+    return step == 1 and extent % count == 0 and all(s % count == 0 for s in (*common.steps(*outer), *others))
 
 
 def _batch(g: Gather) -> int:
@@ -67,11 +63,11 @@ def filter_step(g: Gather) -> int | None:
 
 def filter_access(g: Gather) -> tuple[bool, int]:
     """Whether packs of w run along the terms (else along m), and how many elements they have."""
-    terms, channels, group = _filter_terms(g), (g.m, g.w_m), steps((g.groups, g.w_group))
+    terms, channels, group = _filter_terms(g), (g.m, g.w_m), common.steps((g.groups, g.w_group))
     along_terms = terms[-1][1] == 1 or g.w_m != 1
     if along_terms:
-        return True, largest_pack(lambda count: aligned(count, terms, (*group, *steps(channels))))
-    return False, largest_pack(lambda count: aligned(count, (channels,), (*group, *steps(*terms))))
+        return True, largest_pack(lambda count: aligned(count, terms, (*group, *common.steps(channels))))
+    return False, largest_pack(lambda count: aligned(count, (channels,), (*group, *common.steps(*terms))))
 
 
 def _filter_terms(g: Gather) -> tuple[Index, ...]:
@@ -91,7 +87,7 @@ def channel_pack(g: Gather) -> int:
     if not q_fastest(g):
         return 1
     pixels = tuple((a.source, a.x_stride) for a in g.axes)
-    others = steps((_batch(g), g.x_batch), (g.groups, g.x_group), *pixels)
+    others = common.steps((g.batch, g.x_batch), (g.groups, g.x_group), *pixels)
     return largest_pack(lambda count: aligned(count, ((g.q_size, g.x_q),), others))
 
 
@@ -112,10 +108,10 @@ def matrix_access(g: Gather, chunk_batch: int, chunk_rows: int) -> tuple[bool, i
     they have."""
     terms = merged(_ordered_terms(g, g.x_q, tuple(a.spread * a.x_stride for a in g.axes)))
     positions = tuple((a.out, a.step * a.x_stride) for a in g.axes)
-    batch, group = (_batch(g), g.x_batch), steps((g.groups, g.x_group))
+    batch, group = (_batch(g), g.x_batch), common.steps((g.groups, g.x_group))
     if terms[-1][1] == 1:
-        return True, largest_pack(lambda count: aligned(count, terms, (*group, *steps(batch, *positions))))
-    others = (*group, *steps(*terms))
+        return True, largest_pack(lambda count: aligned(count, terms, (*group, *common.steps(batch, *positions))))
+    others = (*group, *common.steps(*terms))
     return False, largest_pack(
         lambda count: _aligned_columns(g, count, batch, positions, others, chunk_batch, chunk_rows)
     )
@@ -141,14 +137,14 @@ def _sectors(index: Index) -> float:
 def channels_stored_together(g: Gather, count: int) -> bool:
     """True if every `count` result channels are an aligned vector in y."""
     positions = tuple((a.out, a.y_stride) for a in g.axes)
-    others = steps((_batch(g), g.y_batch), (g.groups, g.y_group), *positions)
+    others = common.steps((g.batch, g.y_batch), (g.groups, g.y_group), *positions)
     return count > 1 and aligned(count, ((g.m, g.y_m),), others)
 
 
 def columns_stored_together(g: Gather, count: int, chunk_batch: int, chunk_rows: int) -> bool:
     """True if every `count` columns of a chunk are an aligned vector in y."""
     positions = tuple((a.out, a.y_stride) for a in g.axes)
-    batch, others = (_batch(g), g.y_batch), steps((g.groups, g.y_group), (g.m, g.y_m))
+    batch, others = (_batch(g), g.y_batch), common.steps((g.groups, g.y_group), (g.m, g.y_m))
     return count > 1 and _aligned_columns(g, count, batch, positions, others, chunk_batch, chunk_rows)
 
 
@@ -162,6 +158,6 @@ def _aligned_columns(
     chunk_rows: int,
 ) -> bool:
     if batch_fastest(g):
-        return chunk_batch % count == 0 and aligned(count, (batch,), (*others, *steps(*positions)))
+        return chunk_batch % count == 0 and aligned(count, (batch,), (*others, *common.steps(*positions)))
     chunk_out = g.out // g.axes[0].out * chunk_rows
-    return chunk_out % count == 0 and aligned(count, merged(positions), (*others, *steps(batch)))
+    return chunk_out % count == 0 and aligned(count, merged(positions), (*others, *common.steps(batch)))

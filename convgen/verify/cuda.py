@@ -14,6 +14,7 @@ from convgen.problem import TensorSpec
 from convgen.reference import sample_indices
 from convgen.render import render
 from convgen.runtime.cuda import load
+from convgen.toolkit import INSTALL
 from convgen.verify.case import Settings, VerifyResult
 from convgen.verify.oracle import Oracle, Oracles, outcome
 
@@ -106,7 +107,7 @@ def _cupy() -> Any:
     try:
         import cupy
     except ImportError as error:
-        raise DeviceError("CuPy is not installed: pip install 'convgen[cuda13]' (or convgen[cuda12])") from error
+        raise DeviceError(f"CuPy is not installed: {INSTALL}") from error
     try:
         cupy.cuda.runtime.getDevice()
     except cupy.cuda.runtime.CUDARuntimeError as error:

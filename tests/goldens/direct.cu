@@ -3,8 +3,8 @@
 // direct: along_x=column,threads_channel=1,threads_column=128,tile_b=1,tile_channel=1,tile_position=1,vector=1,filter=global,input=global,split_q=1,split_taps=1
 //
 // Idea       One thread computes a small block of results and keeps their sums in registers. It gathers its inputs
-//            from global memory, where L1 and L2 supply the reuse; nothing is staged and nobody waits.
-//            With every tile at 1 and the filter in global memory this is the textbook kernel.
+//            from global memory, where caches supply the reuse; nothing is staged and nobody waits.
+//            With every tile at 1 and both operands in global memory this is the textbook kernel.
 //
 // Notation   y[b, g, m, o] = sum over q, f of x[b, g, q, (o*step - offset + f*spread) / divisor] * w[g, m, q, f]
 //            x x   w w   y y   (the roles that make fprop this sum)
@@ -20,7 +20,7 @@
 //            grid.x  channel blocks (fastest), then column blocks; a column is (b, o)
 //            grid.y  1 parts of q x 1 parts of the taps
 //
-// Numerics   fp32 FMA, q outermost, taps of h innermost; a term outside x is a zero times its weight.
+// Numerics   fp32 FMA, q outermost, taps of h innermost; a term outside x is the border's value times its weight.
 
 // fp32: storage and arithmetic are the same.
 __device__ __forceinline__ float to_float(float v) { return v; }

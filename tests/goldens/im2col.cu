@@ -27,8 +27,8 @@
 //            | [8][16 + kSkew]   | [8][64 + kSkew]         | the same         |
 //            +-------------------+-------------------------+------------------+   float
 //
-// Numerics   fp32 FMA in the order of the terms. The unrolled matrix holds x unchanged. Pixels outside x are zeros
-//            times their weight.
+// Numerics   fp32 FMA in the order of the terms. The unrolled matrix holds x unchanged. A term outside x is
+//            the border's value times its weight.
 
 // fp32: storage and arithmetic are the same.
 __device__ __forceinline__ float to_float(float v) { return v; }

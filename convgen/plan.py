@@ -183,6 +183,12 @@ class Plan:
     workspace: tuple[Buffer, ...] = ()
     alignment: Mapping[str, int] = field(default_factory=dict)
     placements: tuple[Placement, ...] = ()
+    name: str = ""
+    """What folders, files and reports call it; unless given, the last kernel's name."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", self.kernels[-1].name)
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -195,12 +201,6 @@ class Plan:
     @property
     def launches(self) -> tuple[Launch, ...]:
         return tuple(step for step in self.steps if isinstance(step, Launch))
-
-    @property
-    def name(self) -> str:
-        """The main kernel's name (the last that is launched), used for folders and reports."""
-        launches = self.launches
-        return launches[-1].kernel.name if launches else f"{self.strategy}_empty"
 
     def workspace_bytes(self, n: int) -> int:
         """Bytes of workspace for a batch of `n`."""

@@ -84,3 +84,12 @@ def test_a_term_that_does_not_exist_is_no_zero_times_its_weight() -> None:
 def test_illegal_configs_are_refused_by_rule(problem: str, changes: dict[str, int | str], rule: str) -> None:
     with pytest.raises(ConfigError, match=rule):
         STRATEGY.check(Conv.parse(problem), config(**changes), TARGET)
+
+
+def test_different_problems_and_configs_have_different_kernel_names() -> None:
+    """Their files lie in one folder, their launchers in one program."""
+    variants = ("", "pad=0", "pad=1:2x1", "pad_mode=reflect", "epilogue=bias", "accumulate=yes", "out_dtype=fp16")
+    problems = [DENSE.replace(" pad=1", "") + " " + (text if "pad=" in text else f"pad=1 {text}") for text in variants]
+    plans = [STRATEGY.lower(Conv.parse(text), TEXTBOOK, TARGET) for text in problems]
+    plans.append(STRATEGY.lower(Conv.parse(DENSE), config(tile_channel=2), TARGET))
+    assert len({plan.name for plan in plans}) == len(plans)

@@ -100,10 +100,10 @@ def test_a_config_that_breaks_a_rule_fails_with_the_rule() -> None:
 
 def test_the_oracle_is_kept_for_the_next_plan_of_the_same_problem() -> None:
     oracles = Oracles(SETTINGS)
-    first = oracles.of(problem("n=2"))
-    assert oracles.of(problem("n=2")) is first
-    assert oracles.of(problem("n=3")) is not first
-    again = oracles.of(problem("n=2"))
+    first = oracles.of(problem("n=2"), "normal")
+    assert oracles.of(problem("n=2"), "normal") is first
+    assert oracles.of(problem("n=3"), "normal") is not first
+    again = oracles.of(problem("n=2"), "normal")
     assert again is not first
     assert all(numpy.array_equal(again.values[name], values) for name, values in first.values.items())
 
@@ -129,3 +129,22 @@ def test_a_plan_is_verified_on_the_gpu(text: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cuda, "COMPARED_ELEMENTS", 100)
     sampled = verify_plan(plan, settings)
     assert (sampled.status, sampled.compared > 50) == ("ok", True), sampled.reason
+
+
+@pytest.mark.parametrize("strategy", ["direct", "im2col"])
+@pytest.mark.parametrize(("right", "wrong"), [("channel, sum)", "channel, 0.0f)"), ("sum = 0.0f", "sum = 1.0f")])
+def test_a_long_sum_that_is_left_out_or_off_by_one_is_found(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, right: str, wrong: str
+) -> None:
+    """The bound of 300000 terms of normal numbers is wider than their sum; integers are exact."""
+    long = Conv.parse("conv1d n=1 c=1 k=1 in=300000 filter=3 pad=1 direction=wgrad")
+    good = verify_problem(long, get_strategy(strategy), None, SETTINGS)
+    assert (good.status, good.exact) == ("ok", True)
+
+    def spoilt(plan: Plan) -> str:
+        source = render(plan)
+        assert right in source
+        return source.replace(right, wrong)
+
+    monkeypatch.setattr(sim, "render", spoilt)
+    assert verify_problem(long, get_strategy(strategy), None, SETTINGS).status == "wrong"

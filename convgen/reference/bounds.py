@@ -45,6 +45,22 @@ def strict_model(problem: Conv) -> ErrorModel:
     return ErrorModel(problem.out_dtype.eps, 0.0, reduction_length(problem), eps_acc)
 
 
+def small_integer(problem: Conv) -> int:
+    """The largest magnitude of operands, up to 4, whose sums of products all stay below 2^23; at least 1."""
+    return max(min(4, math.isqrt((1 << 23) // max(reduction_length(problem), 1))), 1)
+
+
+def exact_model(problem: Conv) -> ErrorModel:
+    """For operands that are integers up to `small_integer`: in fp32 every order of adding them up is exact.
+
+    The strict bound grows with the square of a long sum's length, so that it admits even a sum that was left out; this
+    one does not. Falls back to the strict model where a sum could pass 2^24.
+    """
+    if reduction_length(problem) * small_integer(problem) ** 2 >= 1 << 24:
+        return strict_model(problem)
+    return ErrorModel(problem.out_dtype.eps, 0.0, 0, 0.0)
+
+
 def reduction_length(problem: Conv) -> int:
     """Terms in the longest sum of any output element."""
     roles, shape = Roles.of(problem), Correlation.of(problem)

@@ -9,7 +9,7 @@ import numpy
 
 from convgen.problem import Conv, TensorSpec
 from convgen.reference.arrays import Array, Module
-from convgen.reference.bounds import reduction_length
+from convgen.reference.bounds import reduction_length, small_integer
 from convgen.reference.rounding import INTEGER_RANGE, round_to
 
 InputKind = Literal["normal", "positive", "small_integers", "specials"]
@@ -21,14 +21,16 @@ def make_inputs(problem: Conv, seed: int, kind: InputKind = "normal", xp: Module
 
     normal          standard normal (integers: over their whole range)
     positive        uniform in (0, 1), scaled down by a power of two where long sums would pass fp16's range
-    small_integers  -4 … 4 (0 … 4 if unsigned): short sums are exact in fp32, so a right answer has no error
+    small_integers  -4 … 4 (0 … 4 if unsigned), for long sums less: sums are exact in fp32, so a right answer has no
+                    error (see `exact_model`)
     specials        normal, but of the first input's elements one in 70 or so is NaN or an infinity
 
     The same arguments give the same numbers; NumPy and CuPy give different ones.
     """
     specs = (*problem.inputs, *problem.outputs) if problem.accumulate else problem.inputs
     generator = xp.random.default_rng(seed)
-    made = {spec.name: round_to(_draw(spec, kind, generator, xp), spec.dtype, xp) for spec in specs}
+    most = small_integer(problem)
+    made = {spec.name: round_to(_draw(spec, kind, most, generator, xp), spec.dtype, xp) for spec in specs}
     first = problem.inputs[0]
     if kind == "positive" and not first.dtype.is_integer:
         made[first.name] *= 2.0 ** -max(0, math.ceil(math.log2(reduction_length(problem) + 1)) - 15)
@@ -38,11 +40,11 @@ def make_inputs(problem: Conv, seed: int, kind: InputKind = "normal", xp: Module
     return made
 
 
-def _draw(spec: TensorSpec, kind: InputKind, generator: Array, xp: Module) -> Array:
+def _draw(spec: TensorSpec, kind: InputKind, most: int, generator: Array, xp: Module) -> Array:
     if kind == "small_integers" or spec.dtype.is_integer:
-        low, high = INTEGER_RANGE.get(spec.dtype, (-4, 4))
+        low, high = INTEGER_RANGE.get(spec.dtype, (-most, most))
         if kind == "small_integers" or spec.name in ("y", "dx", "dw"):
-            low, high = max(low, -4), min(high, 4)
+            low, high = max(low, -most), min(high, most)
         elif kind == "positive":
             low = 0
         return generator.integers(low, high + 1, size=spec.shape).astype(xp.float64)

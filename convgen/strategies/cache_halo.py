@@ -167,7 +167,7 @@ class CacheHalo:
         g = gather(problem)
         c = config
         taken = (operands.x(g), *operands.placed_filter(g, c.filter), *operands.epilogue(problem), operands.y(g))
-        name, grid = common.kernel_name(problem, self.name), (_grid_x(g, c), 1, 1)
+        name, grid = common.kernel_name(problem, self.name, c), (_grid_x(g, c), 1, 1)
         launch = operands.launch(name, taken, grid, _block(c), _shared_bytes(g, c))
 
         constants = common.gather_constants(problem, g) | {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
 from convgen.gather import Gather
 from convgen.plan import BatchExtent, Extent, Placement
 from convgen.problem import Activation, Conv, DType, PadMode
+from convgen.space import Config
 from convgen.strategies import operands
 from convgen.target import Target
 
@@ -52,22 +54,27 @@ def not_covered(problem: Conv) -> str | None:
     return None
 
 
-def kernel_name(problem: Conv, strategy: str, part: str = "") -> str:
-    """A name a profiler can show: operation, strategy, sizes, dtype, layout."""
+def kernel_name(problem: Conv, strategy: str, config: Config, part: str = "") -> str:
+    """A name a profiler can show: operation, strategy, sizes, types, layout, and a digest that tells all else apart.
+
+    Two problems or configs have two names, so that their files and launchers can stand side by side.
+    """
 
     def dims(values: tuple[int, ...]) -> str:
-        return "x".join(map(str, values))
+        return "x".join(map(str, values)) if len(set(values)) > 1 else str(values[0])
 
     batch = "any" if problem.is_runtime_batch else str(problem.n)
     name = f"{problem.op}_{problem.direction.value}_{strategy}{'_' + part if part else ''}"
-    name += f"_n{batch}c{problem.c}i{dims(problem.spatial)}_k{problem.k}f{dims(problem.filter)}"
-    if set(problem.stride) != {1}:
-        name += f"s{dims(problem.stride)}"
-    if set(problem.dilation) != {1}:
-        name += f"d{dims(problem.dilation)}"
+    name += (
+        f"_n{batch}c{problem.c}i{'x'.join(map(str, problem.spatial))}_k{problem.k}f{'x'.join(map(str, problem.filter))}"
+    )
+    for letter, values, usual in (("s", problem.stride, 1), ("p", problem.pad_lo, 0), ("d", problem.dilation, 1)):
+        if set(values) != {usual}:
+            name += f"{letter}{dims(values)}"
     if problem.groups != 1:
         name += f"g{problem.groups}"
-    return f"{name}_{problem.dtype.value}_{problem.layout.text(problem.nd)}"
+    digest = hashlib.sha256(f"{problem} {strategy} {config}".encode()).hexdigest()[:8]
+    return f"{name}_{problem.dtype.value}_{problem.layout.text(problem.nd)}_{digest}"
 
 
 def gather_constants(problem: Conv, g: Gather) -> dict[str, Any]:

@@ -209,7 +209,7 @@ class Direct:
         g = gather(problem)
         c = config
         parts = c.split_q * c.split_taps
-        main, reduce = self._main(problem, g, c), partial_sums.reduce(problem, g, self.name)
+        main, reduce = self._main(problem, g, c), partial_sums.reduce(problem, g, self.name, c)
         launches = (main, reduce) if parts > 1 else (main,)
         return Plan(
             problem, self.name, c, target,
@@ -220,6 +220,7 @@ class Direct:
             workspace=partial_sums.workspace(g, parts),
             alignment=_alignment(g, c),
             placements=_placements(g, c),
+            name=main.kernel.name,
         )  # fmt: skip
 
     def _main(self, problem: Conv, g: Gather, c: DirectConfig) -> Launch:
@@ -228,7 +229,7 @@ class Direct:
         taken = (_input(g, c), *operands.placed_filter(g, c.filter), *stored, *operands.runtime_batch(g))
         shared = _shared_bytes(g, c) if c.filter == "shared" else 0
         grid = (_grid_x(g, c), parts, 1)
-        return operands.launch(common.kernel_name(problem, self.name), taken, grid, _block(c), shared)
+        return operands.launch(common.kernel_name(problem, self.name, c), taken, grid, _block(c), shared)
 
     def _constants(self, problem: Conv, g: Gather, c: DirectConfig, kernel: Kernel) -> dict[str, Any]:
         tiled = _tile_axis(g, c)
@@ -401,13 +402,19 @@ def _placements(g: Gather, c: DirectConfig) -> tuple[Placement, ...]:
     }
     inputs = {
         "texture": "2-D cache lines and a zero border in hardware",
-        "global": "neighbouring threads read neighbouring pixels; taps overlap in L1",
+        "global": f"neighbouring threads read {_neighbours(g, c)}; taps overlap in L1",
     }
     return (
         Placement(g.x.name, "texture" if c.input == "texture" else "L1/L2", g.x.nbytes, inputs[c.input]),
         Placement(g.w.name, "L1/L2" if c.filter == "global" else c.filter, g.w.nbytes, homes[c.filter]),
         common.sums_placement(c.tile_channel * c.tile_position),
     )
+
+
+def _neighbours(g: Gather, c: DirectConfig) -> str:
+    if c.along_x == "column" or c.threads_channel == 1:
+        return "neighbouring pixels"
+    return "neighbouring channels of a pixel" if g.m == 1 else "the same pixel"
 
 
 STRATEGY = Direct()

@@ -210,7 +210,7 @@ class HaloTiled:
         c = config
         t = Tiling(g, c)
         taken = (operands.x(g), *operands.placed_filter(g, c.filter), *operands.epilogue(problem), operands.y(g))
-        name, grid = common.kernel_name(problem, self.name), (t.grid_x, 1, 1)
+        name, grid = common.kernel_name(problem, self.name, c), (t.grid_x, 1, 1)
         launch = operands.launch(name, taken, grid, t.threads_of_block, t.shared_bytes)
         return Plan(
             problem, self.name, c, target,

@@ -231,9 +231,9 @@ class Im2col:
         c = config
         chunks = _chunks(problem, g, c)
         parts = c.split_k * chunks.parts
-        unrolls = [self._unroll(problem, g, chunks, start) for start in chunks.starts]
+        unrolls = [self._unroll(problem, g, c, chunks, start) for start in chunks.starts]
         gemms = [self._gemm(problem, g, c, chunks, start) for start in chunks.starts]
-        reduce = partial_sums.reduce(problem, g, self.name)
+        reduce = partial_sums.reduce(problem, g, self.name, c)
         steps: list[Step] = []
         for unroll, gemm in zip(unrolls, gemms, strict=True):
             steps += (gemm,) if c.patches == "in_place" else (unroll, gemm)
@@ -250,12 +250,13 @@ class Im2col:
             workspace=(*_matrix(g, c, chunks), *partial_sums.workspace(g, parts)),
             alignment=_alignment(g, c, chunks),
             placements=_placements(g, c, chunks),
+            name=common.kernel_name(problem, self.name, c),
         )  # fmt: skip
 
-    def _unroll(self, problem: Conv, g: Gather, chunks: Chunks, start: tuple[int, int, int]) -> Launch:
+    def _unroll(self, problem: Conv, g: Gather, c: Im2colConfig, chunks: Chunks, start: tuple[int, int, int]) -> Launch:
         columns = Param("columns", f"{g.x.dtype.ctype}*"), WorkspaceArg("columns")
         taken = (operands.x(g), columns, *operands.runtime_batch(g), *_place(chunks, start))
-        name, grid = common.kernel_name(problem, self.name, "unroll"), (_unroll_blocks(g, chunks), 1, 1)
+        name, grid = common.kernel_name(problem, self.name, c, "unroll"), (_unroll_blocks(g, chunks), 1, 1)
         return operands.launch(name, taken, grid, (THREADS, 1, 1))
 
     def _gemm(self, problem: Conv, g: Gather, c: Im2colConfig, chunks: Chunks, start: tuple[int, int, int]) -> Launch:
@@ -265,7 +266,7 @@ class Im2col:
         stored = (partial_sums.STORED,) if split else (*operands.epilogue(problem), operands.y(g))
         taken = (matrix, operands.w(g), *stored, *operands.runtime_batch(g), *_place(chunks, start))
         grid = (_column_tiles(g, c, chunks, _channel_tiles(g, c)), c.split_k, 1)
-        name = common.kernel_name(problem, self.name, "gemm")
+        name = common.kernel_name(problem, self.name, c, "gemm")
         return operands.launch(name, taken, grid, (c.threads, 1, 1), _shared_bytes(c))
 
     def _constants(

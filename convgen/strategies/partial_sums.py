@@ -10,6 +10,7 @@ from typing import Any
 from convgen.gather import Gather
 from convgen.plan import Buffer, Launch, Param, WorkspaceArg
 from convgen.problem import Conv
+from convgen.space import Config
 from convgen.strategies import common, operands
 from convgen.strategies.operands import Operand
 
@@ -20,12 +21,12 @@ STORED: Operand = (Param("partial", "float*"), WorkspaceArg("partial"))
 """What a kernel writes its part of the sums to: float[part][element of y]."""
 
 
-def reduce(problem: Conv, g: Gather, strategy: str) -> Launch:
+def reduce(problem: Conv, g: Gather, strategy: str, config: Config) -> Launch:
     """The launch that adds the parts of each sum and applies the epilogue."""
     parts = Param("partial", "const float*"), WorkspaceArg("partial")
     taken = (parts, *operands.epilogue(problem), operands.y(g), *operands.runtime_batch(g))
     grid = (common.per_batch(g, g.y.size, by=THREADS), 1, 1)
-    return operands.launch(common.kernel_name(problem, strategy, "reduce"), taken, grid, (THREADS, 1, 1))
+    return operands.launch(common.kernel_name(problem, strategy, config, "reduce"), taken, grid, (THREADS, 1, 1))
 
 
 def workspace(g: Gather, parts: int) -> tuple[Buffer, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from convgen.errors import CompileError, NotApplicableError, WrongResultError
@@ -71,6 +71,9 @@ class VerifyResult:
     """Fraction of the output's elements that were compared."""
     sanitized: bool = False
     """Whether the simulator looked for faults too."""
+    exact: bool = False
+    """Whether it was also run on small integers, whose sums are exact, so that nothing but rounding to the output's
+    type is allowed."""
     seconds: float = 0.0
     """What building, running and comparing took."""
 
@@ -84,6 +87,10 @@ class VerifyResult:
             "failed": CompileError.exit_code,
         }
         return codes[self.status]
+
+    def joined(self, other: VerifyResult) -> VerifyResult:
+        """This result, with what another run of the same kernel that went well looked at as well."""
+        return replace(self, sanitized=self.sanitized or other.sanitized, exact=self.exact or other.exact)
 
     def as_json(self) -> dict[str, Any]:
         """The form that `convgen verify --json` prints."""
@@ -100,6 +107,7 @@ class VerifyResult:
             "compared": self.compared,
             "coverage": self.coverage,
             "sanitized": self.sanitized,
+            "exact": self.exact,
             "seconds": round(self.seconds, 4),
         }
 
@@ -111,4 +119,5 @@ class VerifyResult:
         whole = "all" if self.coverage == 1 else f"{self.coverage:.2%} of"
         error = "" if not self.bound else f"; largest error {self.max_error:.3g} of {self.bound:.3g} allowed"
         sanitized = ", no faults" if self.sanitized else ""
-        return f"verified {where}: {self.compared} elements right ({whole} the output){error}{sanitized}"
+        exact = ", exact on integers" if self.exact else ""
+        return f"verified {where}: {self.compared} elements right ({whole} the output){error}{exact}{sanitized}"

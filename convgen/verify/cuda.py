@@ -11,12 +11,12 @@ from convgen.compiler import Binary, Job, compile_many
 from convgen.errors import ConvgenError, DeviceError
 from convgen.plan import Plan
 from convgen.problem import TensorSpec
-from convgen.reference import sample_indices
+from convgen.reference import InputKind, sample_indices
 from convgen.render import render
-from convgen.runtime.cuda import load
+from convgen.runtime.cuda import CudaProgram, load
 from convgen.toolkit import INSTALL
 from convgen.verify.case import Settings, VerifyResult
-from convgen.verify.oracle import Oracle, Oracles, outcome
+from convgen.verify.oracle import Oracle, Oracles, input_kinds, outcome
 
 WHOLE_MACS = 2 * 10**11
 """Up to here every element is compared; above, a sample with corners and edges."""
@@ -46,7 +46,7 @@ def verify_group(plans: Sequence[Plan], settings: Settings) -> list[VerifyResult
         try:
             if isinstance(binary, ConvgenError):
                 raise binary
-            result = _run(plan, binary, settings, oracles.of(plan.problem))
+            result = _run(plan, binary, settings, oracles)
             results.append(replace(result, seconds=share + time.perf_counter() - began))
         except (ConvgenError, MemoryError) as error:
             results.append(error)
@@ -57,26 +57,37 @@ def verify_group(plans: Sequence[Plan], settings: Settings) -> list[VerifyResult
     return results
 
 
-def _run(plan: Plan, binary: Binary, settings: Settings, oracle: Oracle) -> VerifyResult:
-    xp = oracle.xp
+def _run(plan: Plan, binary: Binary, settings: Settings, oracles: Oracles) -> VerifyResult:
+    result: VerifyResult | None = None
+    with load(plan, binary) as program:
+        for kind in input_kinds(plan.problem, settings):
+            latest = _run_once(program, settings, oracles.of(plan.problem, kind), kind)
+            if latest.status != "ok":
+                return latest
+            result = latest if result is None else result.joined(latest)
+    assert result is not None
+    return result
+
+
+def _run_once(program: CudaProgram, settings: Settings, oracle: Oracle, kind: InputKind) -> VerifyResult:
+    xp, plan = oracle.xp, program.plan
     [spec] = oracle.problem.outputs
     memory, output = _guarded(spec, xp)
     if oracle.problem.accumulate:
         output[...] = oracle.stored(spec.name)
     inputs = {i.name: _laid_out(i, oracle.stored(i.name), xp) for i in oracle.problem.inputs}
-    with load(plan, binary) as program:
-        program.run(inputs, {spec.name: output})
-        try:
-            xp.cuda.get_current_stream().synchronize()
-        except xp.cuda.runtime.CUDARuntimeError as error:
-            raise DeviceError(f"{plan.name}: {error}") from error
+    program.run(inputs, {spec.name: output})
+    try:
+        xp.cuda.get_current_stream().synchronize()
+    except xp.cuda.runtime.CUDARuntimeError as error:
+        raise DeviceError(f"{plan.name}: {error}") from error
     guards = xp.concatenate([memory[:GUARD_BYTES], memory[GUARD_BYTES + spec.nbytes :]])
     fault = "" if bool((guards == CANARY).all()) else f"write beyond the ends of {spec.name}"
     if oracle.problem.macs <= WHOLE_MACS:
         comparison = oracle.judge(output)
     else:
         comparison = oracle.judge_sampled(output, sample_indices(oracle.problem, COMPARED_ELEMENTS, settings.seed))
-    return outcome(plan, settings, comparison, fault=fault)
+    return outcome(plan, settings, comparison, kind, fault=fault)
 
 
 def _guarded(spec: TensorSpec, xp: Any) -> tuple[Any, Any]:

@@ -14,15 +14,25 @@ from convgen.plan import Plan
 from convgen.problem import Conv
 from convgen.reference import (
     Comparison,
+    ErrorModel,
+    InputKind,
     bound,
     compare,
     encode,
+    exact_model,
     make_inputs,
+    reduction_length,
     reference,
     reference_sampled,
     strict_model,
 )
 from convgen.verify.case import Settings, VerifyResult
+
+LONG_SUM = 512
+"""Terms of a sum from which on its bound is too wide to notice every missing term."""
+
+LARGE_ELEMENTS = 1 << 29
+"""Elements of a problem's tensors above which two sets of inputs and answers are not kept together."""
 
 UNBOUNDED_BATCH = 3
 """Batch to verify a runtime batch with, where the problem suggests none."""
@@ -42,6 +52,7 @@ class Oracle:
 
     problem: Conv
     values: Mapping[str, Any]
+    model: ErrorModel
     xp: Any = numpy
 
     def stored(self, name: str) -> Any:
@@ -58,35 +69,56 @@ class Oracle:
     def judge_sampled(self, got: Any, indices: Any) -> Comparison:
         """The same for flat `indices`, without computing the rest: for outputs that are large."""
         expected = reference_sampled(self.problem, self.values, indices, self.xp)
-        limit = bound(self.problem, self.values, expected, strict_model(self.problem), self.xp, indices)
+        limit = bound(self.problem, self.values, expected, self.model, self.xp, indices)
         return compare(self.problem, got.ravel()[self.xp.asarray(indices)], expected, limit, self.xp, indices)
 
     @functools.cached_property
     def _whole(self) -> tuple[Any, Any]:
         expected = reference(self.problem, self.values, self.xp)
-        return expected, bound(self.problem, self.values, expected, strict_model(self.problem), self.xp)
+        return expected, bound(self.problem, self.values, expected, self.model, self.xp)
 
 
 class Oracles:
-    """The oracle of one problem at a time, kept while the next plan is for the same problem."""
+    """The oracles of one problem at a time, one a kind of inputs, kept while the next plan is for that problem."""
 
     def __init__(self, settings: Settings, xp: Any = numpy) -> None:
         self._settings = settings
         self._xp = xp
-        self._latest: Oracle | None = None
+        self._problem: Conv | None = None
+        self._known: dict[InputKind, Oracle] = {}
 
-    def of(self, problem: Conv) -> Oracle:
+    def of(self, problem: Conv, kind: InputKind) -> Oracle:
         """The oracle of `problem`, at the batch to verify it with."""
         fixed = fixed_batch(problem)
-        if self._latest is None or self._latest.problem != fixed:
-            self._latest = None  # its arrays go before the next ones come
-            values = make_inputs(fixed, self._settings.seed, self._settings.inputs, self._xp)
-            self._latest = Oracle(fixed, values, self._xp)
-        return self._latest
+        if self._problem != fixed or (kind not in self._known and _is_large(fixed)):
+            self._known.clear()  # their arrays go before the next ones come
+            self._problem = fixed
+        if kind not in self._known:
+            values = make_inputs(fixed, self._settings.seed, kind, self._xp)
+            model = exact_model(fixed) if kind == "small_integers" else strict_model(fixed)
+            self._known[kind] = Oracle(fixed, values, model, self._xp)
+        return self._known[kind]
+
+
+def input_kinds(problem: Conv, settings: Settings) -> tuple[InputKind, ...]:
+    """The inputs to verify with: long sums of normal numbers are followed by exact ones, whose bound is tight."""
+    if settings.inputs == "normal" and reduction_length(fixed_batch(problem)) >= LONG_SUM:
+        return "normal", "small_integers"
+    return (settings.inputs,)
+
+
+def _is_large(problem: Conv) -> bool:
+    return sum(tensor.size for tensor in (*problem.inputs, *problem.outputs)) > LARGE_ELEMENTS
 
 
 def outcome(
-    plan: Plan, settings: Settings, comparison: Comparison, *, sanitized: bool = False, fault: str = ""
+    plan: Plan,
+    settings: Settings,
+    comparison: Comparison,
+    kind: InputKind,
+    *,
+    sanitized: bool = False,
+    fault: str = "",
 ) -> VerifyResult:
     """The result of a run that was compared; a fault makes it wrong whatever its numbers."""
     worst = comparison.worst
@@ -98,11 +130,12 @@ def outcome(
         strategy=plan.strategy,
         backend=settings.backend,
         status="ok" if right else "wrong",
-        reason="" if right else fault or comparison.report(),
+        reason="" if right else fault or f"{comparison.report()} ({kind} inputs)",
         config=plan.config.as_dict(),
         max_error=abs(worst.got - worst.reference) if worst and finite else None,
         bound=worst.bound if worst else None,
         compared=comparison.count,
         coverage=comparison.count / size if size else 1.0,
         sanitized=sanitized,
+        exact=kind == "small_integers",
     )

@@ -16,7 +16,7 @@ from convgen.reference import Comparison, encode, reduction_length
 from convgen.render import render
 from convgen.runtime.sim import BlockSample, Mode, SimProgram, SimResult, build
 from convgen.verify.case import Settings, VerifyResult
-from convgen.verify.oracle import Oracle, Oracles, fixed_batch, outcome
+from convgen.verify.oracle import Oracle, Oracles, fixed_batch, input_kinds, outcome
 
 SANITIZED_MACS = 200_000
 """Up to here the whole problem is run with every access checked."""
@@ -59,7 +59,7 @@ def verify_group(plans: Sequence[Plan], settings: Settings) -> list[VerifyResult
     for plan, wanted, found in zip(plans, passes, programs, strict=True):
         began = time.perf_counter()
         try:
-            result = _run(plan, wanted, found, settings, oracles.of(plan.problem))
+            result = _run(plan, wanted, found, settings, oracles)
             results.append(replace(result, seconds=share + time.perf_counter() - began))
         except (ConvgenError, MemoryError) as error:
             results.append(error)
@@ -93,21 +93,26 @@ def _run(
     passes: Sequence[_Pass],
     programs: dict[Mode, SimProgram | CompileError],
     settings: Settings,
-    oracle: Oracle,
+    oracles: Oracles,
 ) -> VerifyResult:
+    """Every pass on the first kind of inputs, then the first pass on the others."""
+    first, *others = input_kinds(plan.problem, settings)
+    runs = [(wanted, first) for wanted in passes] + [(passes[0], kind) for kind in others]
     result: VerifyResult | None = None
-    for wanted in passes:
+    for wanted, kind in runs:
         program = programs[wanted.mode]
         if isinstance(program, CompileError):
             raise program
+        oracle = oracles.of(plan.problem, kind)
         ran, output = _simulate(program, oracle, wanted.blocks)
         sanitized = wanted.mode is Mode.CHECK
         fault = "\n".join(map(str, ran.report.faults))
         written = ran.written[oracle.problem.outputs[0].name]
-        latest = outcome(plan, settings, _compare(oracle, output, written), sanitized=sanitized, fault=fault)
+        comparison = _compare(oracle, output, written)
+        latest = outcome(plan, settings, comparison, kind, sanitized=sanitized, fault=fault)
         if latest.status != "ok":
             return latest
-        result = latest if result is None else replace(result, sanitized=result.sanitized or sanitized)
+        result = latest if result is None else result.joined(latest)
     assert result is not None
     return result
 

@@ -1,4 +1,4 @@
-// conv2d_fprop_cache_halo_n2c8i13x11_k12f3x3_fp32_nchw
+// conv2d_fprop_cache_halo_n2c8i13x11_k12f3x3p1_fp32_nchw_73536f22
 // conv2d n=2 c=8 k=12 in=13x11 filter=3x3 pad=1 epilogue=bias+relu
 // cache_halo: threads_x=32,threads_y=8,threads_z=1,tile_channel=8,chunk=4,filter=constant
 //
@@ -133,7 +133,7 @@ constexpr int kCore = kCoreH * kCoreW;
 
 __constant__ in_t filter_constant[864];
 
-// What follows the accumulator, in this order: scale, shift, bias, residual, activation, the old value of y.
+// What follows the accumulator, in this order: bias, activation.
 struct Epilogue {
     const float* bias;
 
@@ -146,7 +146,7 @@ struct Epilogue {
 };
 
 extern "C" __global__ void __launch_bounds__(256)
-conv2d_fprop_cache_halo_n2c8i13x11_k12f3x3_fp32_nchw(const float* __restrict__ x, const float* __restrict__ bias, float* y) {
+conv2d_fprop_cache_halo_n2c8i13x11_k12f3x3p1_fp32_nchw_73536f22(const float* __restrict__ x, const float* __restrict__ bias, float* y) {
     CONVGEN_SHARED(shared);
     float* const core = reinterpret_cast<float*>(shared);
     const int thread = threadIdx.y * kBlockW + threadIdx.x;

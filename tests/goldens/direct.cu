@@ -1,4 +1,4 @@
-// conv2d_fprop_direct_n2c8i13x11_k12f3x3_fp32_nchw
+// conv2d_fprop_direct_n2c8i13x11_k12f3x3p1_fp32_nchw_35a914c2
 // conv2d n=2 c=8 k=12 in=13x11 filter=3x3 pad=1 epilogue=bias+relu
 // direct: along_x=column,threads_channel=1,threads_column=128,tile_b=1,tile_channel=1,tile_position=1,vector=1,filter=global,input=global,split_q=1,split_taps=1
 //
@@ -142,7 +142,7 @@ constexpr int kTilesO = (kOutH + kTileO - 1) / kTileO;
 constexpr int kChannelTiles = (kGroups + kTileG - 1) / kTileG * kTilesM;
 constexpr int kChannelBlocks = (kChannelTiles + kThreadsChannel - 1) / kThreadsChannel;
 
-// What follows the accumulator, in this order: scale, shift, bias, residual, activation, the old value of y.
+// What follows the accumulator, in this order: bias, activation.
 struct Epilogue {
     const float* bias;
 
@@ -155,7 +155,7 @@ struct Epilogue {
 };
 
 extern "C" __global__ void __launch_bounds__(128)
-conv2d_fprop_direct_n2c8i13x11_k12f3x3_fp32_nchw(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, float* y) {
+conv2d_fprop_direct_n2c8i13x11_k12f3x3p1_fp32_nchw_35a914c2(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, float* y) {
     const int channel_tile = static_cast<int>(blockIdx.x % kChannelBlocks) * kThreadsChannel + threadIdx.y;
     const int g0 = channel_tile / kTilesM * kTileG;
     const int m0 = channel_tile % kTilesM * kTileM;

@@ -1,4 +1,4 @@
-// conv2d_fprop_halo_tiled_n2c8i13x11_k12f3x3_fp32_nchw
+// conv2d_fprop_halo_tiled_n2c8i13x11_k12f3x3p1_fp32_nchw_95594fef
 // conv2d n=2 c=8 k=12 in=13x11 filter=3x3 pad=1 epilogue=bias+relu
 // halo_tiled: threads_x=4,threads_y=16,threads_channel=2,tile_w=4,tile_h=1,tile_d=1,tile_channel=8,chunk=8,vector=1,filter=shared,min_blocks=4
 //
@@ -179,7 +179,7 @@ constexpr int kFilterPitch = 4, kFilterRead = 4;
 constexpr int kFilterRows = kTapsH;  // rows of taps
 constexpr int kFilterChannel = kChunk * kFilterRows * kFilterPitch;
 
-// What follows the accumulator, in this order: scale, shift, bias, residual, activation, the old value of y.
+// What follows the accumulator, in this order: bias, activation.
 struct Epilogue {
     const float* bias;
 
@@ -311,7 +311,7 @@ __device__ __forceinline__ void accumulate(float (&acc)[kTileM][kTileH][kTileW],
 }
 
 extern "C" __global__ void __launch_bounds__(128, 4)
-conv2d_fprop_halo_tiled_n2c8i13x11_k12f3x3_fp32_nchw(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, float* y) {
+conv2d_fprop_halo_tiled_n2c8i13x11_k12f3x3p1_fp32_nchw_95594fef(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, float* y) {
     CONVGEN_SHARED(shared);
     float* const tiles = reinterpret_cast<float*>(shared);
     float* const filters = tiles + kPlanes * kPlane;

@@ -1,4 +1,4 @@
-// conv2d_fprop_im2col_gemm_n2c8i13x11_k12f3x3_fp32_nchw
+// conv2d_fprop_im2col_gemm_n2c8i13x11_k12f3x3p1_fp32_nchw_ec3db772
 // conv2d n=2 c=8 k=12 in=13x11 filter=3x3 pad=1 epilogue=bias+relu
 // im2col: patches=columns,block_m=16,block_n=64,block_k=8,thread_m=1,thread_n=4,split_k=1,workspace_mib=256
 //
@@ -238,7 +238,7 @@ constexpr int first_batch = 0, first_row = 0, first_term = 0;  // the one chunk
 // Loads of x and w bring that many elements.
 constexpr int kXPack = 1, kWPack = 4;
 
-// What follows the accumulator, in this order: scale, shift, bias, residual, activation, the old value of y.
+// What follows the accumulator, in this order: bias, activation.
 struct Epilogue {
     const float* bias;
 
@@ -303,7 +303,7 @@ __device__ __forceinline__ Pack<in_t, kXPack> gather(const in_t* x, const Column
 
 // First kernel: the unrolled matrix of the chunk, [g][term][column], four neighbours a thread.
 extern "C" __global__ void __launch_bounds__(256)
-conv2d_fprop_im2col_unroll_n2c8i13x11_k12f3x3_fp32_nchw(const float* __restrict__ x, float* __restrict__ columns) {
+conv2d_fprop_im2col_unroll_n2c8i13x11_k12f3x3p1_fp32_nchw_ec3db772(const float* __restrict__ x, float* __restrict__ columns) {
     const Chunk chunk{batch, first_batch, first_row, first_term};
     const int padded_columns = chunk.padded_columns();
     const offset_t element = (static_cast<offset_t>(blockIdx.x) * 256 + threadIdx.x) * 4;
@@ -321,7 +321,7 @@ conv2d_fprop_im2col_unroll_n2c8i13x11_k12f3x3_fp32_nchw(const float* __restrict_
 
 // Second kernel: the product.
 extern "C" __global__ void __launch_bounds__(256, 4)
-conv2d_fprop_im2col_gemm_n2c8i13x11_k12f3x3_fp32_nchw(const float* __restrict__ columns, const float* __restrict__ w, const float* __restrict__ bias, float* y) {
+conv2d_fprop_im2col_gemm_n2c8i13x11_k12f3x3p1_fp32_nchw_ec3db772(const float* __restrict__ columns, const float* __restrict__ w, const float* __restrict__ bias, float* y) {
     const Chunk chunk{batch, first_batch, first_row, first_term};
     const int m0 = static_cast<int>(blockIdx.x % kTilesM) * kBlockM;
     const int g = static_cast<int>(blockIdx.x / kTilesM % kGroups);

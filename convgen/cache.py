@@ -1,7 +1,8 @@
 """A content-addressed cache on disk, shared by any number of processes.
 
 An entry is one file, written beside its place and moved there, so that a reader sees all of it or none. It
-carries its own checksum: whatever a crash, a full disk or another program left there is a miss, not an error.
+carries a checksum of its key and its bytes: whatever a crash, a full disk or another program left there, an entry
+moved to another's place included, is a miss, not an error.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 DEFAULT_MAX_BYTES = 1 << 30
 
-_MAGIC = b"convgen1"
+_MAGIC = b"convgen2"
 _PREFIX = len(_MAGIC) + hashlib.sha256().digest_size
 _TEMPORARY = ".writing-"
 # A writer holds its temporary file for milliseconds; one this old belongs to a process that was killed.
@@ -77,7 +78,7 @@ class DiskCache:
         except OSError:
             return None
         payload = raw[_PREFIX:]
-        if raw[:_PREFIX] != _MAGIC + hashlib.sha256(payload).digest():
+        if raw[:_PREFIX] != _head(key, payload):
             _remove(path)
             return None
         with contextlib.suppress(OSError):  # a read-only cache serves hits all the same
@@ -92,7 +93,7 @@ class DiskCache:
             path.parent.mkdir(parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=path.parent)
             with os.fdopen(handle, "wb") as file:
-                file.write(_MAGIC + hashlib.sha256(payload).digest())
+                file.write(_head(key, payload))
                 file.write(payload)
             os.replace(temporary, path)
         except OSError as error:
@@ -146,6 +147,10 @@ class DiskCache:
                 "Set CONVGEN_CACHE_DIR to a folder that can be written",
                 stacklevel=3,
             )
+
+
+def _head(key: str, payload: bytes) -> bytes:
+    return _MAGIC + bytes.fromhex(content_key(key, payload))
 
 
 def _remove(path: Path) -> None:

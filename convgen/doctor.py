@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import platform
 import tempfile
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from convgen.compiler import header_directory, nvrtc_version
 from convgen.errors import DeviceError
 from convgen.problem import shipped_suites
 from convgen.render import template_root
-from convgen.simulator.toolchain import find_compiler
+from convgen.simulator.toolchain import OVERRIDE, find_compiler
 from convgen.strategies import all_strategies
 from convgen.target import Target
 from convgen.toolkit import INSTALL
@@ -25,7 +26,8 @@ SIM_EXTRA = "pip install 'convgen[sim]', or install g++"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked for. `needed_for` is "everything", "compile", "simulate", "run", "read" (SASS) or "speed"."""
+    """One thing looked for. `needed_for` is "everything", "compile", "simulate", "locate" (a fault's source line),
+    "run", "read" (SASS) or "speed"."""
 
     name: str
     needed_for: str
@@ -115,13 +117,18 @@ def _host_compiler() -> Finding:
     try:
         compiler = find_compiler()
     except DeviceError as error:
-        return Finding("C++ compiler", "simulate", False, str(error), SIM_EXTRA)
+        mend = f"unset {OVERRIDE}, or mend it" if os.environ.get(OVERRIDE) else SIM_EXTRA
+        return Finding("C++ compiler", "simulate", False, str(error), mend)
     version = compiler.version.splitlines()[0]
     return Finding("C++ compiler", "simulate", True, f"{' '.join(compiler.command)} ({version})")
 
 
 def _pyelftools() -> Finding:
-    return _distribution("pyelftools", "simulate", SIM_EXTRA)
+    try:
+        return Finding("pyelftools", "locate", True, importlib.metadata.version("pyelftools"))
+    except importlib.metadata.PackageNotFoundError:
+        lost = "not installed: the simulator's reports of faults name no source lines"
+        return Finding("pyelftools", "locate", False, lost, "pip install 'convgen[sim]'")
 
 
 def _cupy() -> Finding:

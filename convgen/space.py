@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, get_type_hints
@@ -15,6 +16,9 @@ from typing import Any, Self, get_type_hints
 from convgen.errors import ConfigError
 
 Value = int | str | bool
+
+_INTEGER = re.compile(r"-?[0-9]{1,10}", re.ASCII)
+_LARGEST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class Config:
             key, equals, value = item.partition("=")
             if not equals:
                 raise ConfigError(f"config item {item!r}: expected field=value")
+            if key.strip() in values:
+                raise ConfigError(f"config item {item!r}: expected each field once")
             values[key.strip()] = value.strip()
         return cls.from_mapping(values, base)
 
@@ -69,11 +75,11 @@ def _coerce(key: str, value: Any, kind: type) -> Value:
             return bool(value == "yes")
         raise ConfigError(f"{key}={value}: expected yes or no")
     if kind is int:
-        if isinstance(value, int) and not isinstance(value, bool):
+        if isinstance(value, str) and _INTEGER.fullmatch(value):
+            value = int(value)
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST:
             return value
-        if isinstance(value, str) and len(value) < 12 and value.lstrip("-").isdecimal():
-            return int(value)
-        raise ConfigError(f"{key}={value}: expected an integer")
+        raise ConfigError(f"{key}={value}: expected an integer from {-_LARGEST} to {_LARGEST}")
     if isinstance(value, str):
         return value
     raise ConfigError(f"{key}={value}: expected a word")

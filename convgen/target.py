@@ -124,11 +124,11 @@ class Target:
 
         Raises UsageError that lists the architectures there are.
         """
-        if re.fullmatch(r"sm_\d{2,3}[af]?", arch):
-            for target in presets().values():
-                if target.compute_capability == compute_capability(arch):
-                    return dataclasses.replace(target, arch=arch)
-        known = dict.fromkeys(t.arch for t in presets().values())
+        for target in presets().values():
+            if arch in _spellings(target.compute_capability):
+                return dataclasses.replace(target, arch=arch)
+        capabilities = sorted({t.compute_capability for t in presets().values()})
+        known = [spelling for capability in capabilities for spelling in _spellings(capability)]
         raise UsageError(f"arch {arch!r}: expected one of {', '.join(known)}")
 
     @classmethod
@@ -145,6 +145,13 @@ def compute_capability(arch: str) -> tuple[int, int]:
     """(9, 0) for "sm_90a", (12, 0) for "sm_120"."""
     digits = re.sub(r"\D", "", arch)
     return int(digits[:-1]), int(digits[-1])
+
+
+def _spellings(capability: tuple[int, int]) -> tuple[str, ...]:
+    """What NVRTC calls an architecture: the plain one, its own features (a), those of its family (f)."""
+    plain = f"sm_{capability[0]}{capability[1]}"
+    suffixes = ["", *(["a"] if capability >= (9, 0) else []), *(["f"] if capability >= (10, 0) else [])]
+    return tuple(plain + suffix for suffix in suffixes)
 
 
 def presets() -> Mapping[str, Target]:

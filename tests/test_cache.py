@@ -44,6 +44,19 @@ def test_a_damaged_entry_is_a_miss_and_is_removed(tmp_path: Path, damage: str) -
     assert cache.get(key) == b"again"
 
 
+def test_an_entry_in_the_place_of_another_is_a_miss(tmp_path: Path) -> None:
+    cache, first, second = DiskCache(tmp_path), content_key("a"), content_key("b")
+    cache.put(first, b"of a")
+    cache.put(second, b"of b")
+    spare = tmp_path / "spare"
+    cache.path(first).rename(spare)
+    cache.path(second).rename(cache.path(first))
+    spare.rename(cache.path(second))
+    assert (cache.get(first), cache.get(second)) == (None, None)
+    cache.put(first, b"of a")
+    assert cache.get(first) == b"of a"
+
+
 def test_the_oldest_unused_entries_go_first(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, max_bytes=10_000)
     keys = [content_key(str(i)) for i in range(40)]

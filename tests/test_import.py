@@ -37,8 +37,12 @@ def test_describing_and_lowering_needs_neither_cuda_nor_jinja(name: str) -> None
     assert not _loaded_after(f"import convgen; convgen.{name}") & {"cupy", "cuda", "jinja2", "numpy"}
 
 
+def test_the_command_line_can_be_interrupted_before_it_loads_anything() -> None:
+    assert not _loaded_after("import convgen.cli") & {"numpy", "convgen.cli.parser"}
+
+
 def test_the_command_line_starts_without_cuda() -> None:
-    assert not _loaded_after("import convgen.cli") & {"cupy", "cuda"}
+    assert not _loaded_after("import convgen.cli.parser") & {"cupy", "cuda"}
 
 
 def test_the_example_of_the_package_runs() -> None:

@@ -130,6 +130,39 @@ def test_text_must_be_text(value: Any) -> None:
         parse_problem(value)
 
 
+SHORT = "conv2d c=4 k=4 in=8 filter=3"
+SHORT_ATTENTION = "attention heads_q=1 seq_q=4 head_dim=8"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{SHORT} direction=x", "one of fprop, dgrad, wgrad"),
+        (f"{SHORT} direction=bwd", "one of fprop, dgrad, wgrad"),
+        (f"{SHORT_ATTENTION} direction=x", "one of fprop, bprop"),
+        (f"{SHORT} dtype=x", "one of fp32, tf32, fp16, bf16, int8, uint8, fp8"),
+        (f"{SHORT_ATTENTION} dtype=x", "one of fp32, tf32, fp16, bf16, fp8"),
+        (f"{SHORT} dtype=bf16 out_dtype=x", "one of fp32, fp16, bf16, fp8"),
+        (f"{SHORT} dtype=int8 out_dtype=x", "one of fp32, fp16, bf16, int8, uint8, fp8, int32"),
+        (f"{SHORT_ATTENTION} out_dtype=x", "one of fp32, fp16, bf16, fp8"),
+        (f"{SHORT} pad_mode=x", "one of zeros, reflect, replicate, circular"),
+        (SHORT.replace("conv2d", "conv_transpose2d") + " pad_mode=x", "one of zeros"),
+    ],
+)
+def test_a_message_offers_only_what_would_be_taken(text: str, expected: str) -> None:
+    with pytest.raises(ProblemError) as caught:
+        parse_problem(text)
+    assert caught.value.expected == expected
+    *same, (key, _) = (token.partition("=")[::2] for token in text.split()[1:])
+    for word in expected.removeprefix("one of ").split(", "):
+        parse_problem(" ".join([text.split()[0], *(f"{k}={v}" for k, v in same), f"{key}={word}"]))
+
+
+def test_a_refused_value_is_printed_as_its_text() -> None:
+    with pytest.raises(ProblemError, match=r"^epilogue=bias\+relu: expected none, because direction is dgrad$"):
+        parse_problem(f"{SHORT} direction=dgrad epilogue=bias+relu")
+
+
 def test_messages_stay_short_and_printable() -> None:
     for text in ("9" * 100_000, "\ud800\n" * 5000, "x" * 10**6):
         with pytest.raises(ProblemError) as caught:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +141,24 @@ def test_the_message_names_the_entry(tmp_path: Path) -> None:
     file = tmp_path / "bad.json"
     file.write_text(json.dumps([GOOD | {"id": "fine"}, GOOD | {"id": "broken", "stride": [0]}]))
     with pytest.raises(ProblemError, match=r"entry broken: stride=0: expected"):
+        load_suite(file)
+
+
+def test_what_is_no_file_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, kind in ((tmp_path, "a folder"), (tmp_path / "pipe", "a named pipe"), (Path(os.devnull), "a device")):
+        with pytest.raises(UsageError, match=f"it is {kind}; expected a JSON file"):
+            load_suite(path)
+
+
+def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object, **__: object) -> str:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    file = tmp_path / "mine.json"
+    file.touch()
+    monkeypatch.setattr(Path, "read_text", denied)
+    with pytest.raises(UsageError, match=r"^suite .*: cannot be read \(Permission denied\)"):
         load_suite(file)
 
 

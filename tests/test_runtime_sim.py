@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -27,7 +28,7 @@ from convgen.plan import (
 )
 from convgen.problem import Conv, Layout, TensorSpec
 from convgen.problem.dtype import DType
-from convgen.runtime.physical import flat, to_logical, to_physical, unflat
+from convgen.runtime.physical import check_array, flat, to_logical, to_physical, unflat
 from convgen.runtime.sampling import BlockSample
 from convgen.runtime.sim import Mode, SimProgram, SimResult, build
 from convgen.simulator import FaultKind
@@ -204,8 +205,9 @@ def test_several_plans_share_a_library() -> None:
 
 
 def test_a_compile_error_names_the_plan() -> None:
-    with pytest.raises(CompileError, match=r"scale\.cu:\d+.*wight"):
-        build([two_launches()], [SOURCE.replace("weight[0] * rows", "wight[0] * rows")])
+    broken = two_launches()
+    with pytest.raises(CompileError, match=rf"{broken.name}\.cu:\d+.*wight"):
+        build([broken], [SOURCE.replace("weight[0] * rows", "wight[0] * rows")])
 
 
 def test_an_empty_batch_runs_nothing() -> None:
@@ -218,8 +220,80 @@ def test_an_empty_batch_runs_nothing() -> None:
 def test_arrays_of_the_wrong_shape_are_refused() -> None:
     (program,) = build([two_launches()], [SOURCE], Mode.FAST)
     x, w = np.zeros((2, 1, WIDTH + 1), np.float32), np.zeros((1, 1, 1), np.float32)
-    with pytest.raises(UsageError, match=r"x: float32 \(2, 1, 101\), expected \(2, 1, 100\)"):
+    with pytest.raises(UsageError, match=r"x has shape \(2, 1, 101\), expected \(2, 1, 100\)"):
         program.run({"x": x, "w": w}, {"y": np.zeros((2, 1, WIDTH), np.float32)})
+    with pytest.raises(UsageError, match=r"x has shape \(\), expected \(0, 1, 100\)"):
+        program.run({"x": np.zeros((), np.float32), "w": w}, {"y": np.zeros((2, 1, WIDTH), np.float32)})
+
+
+def test_a_fixed_batch_stays_fixed() -> None:
+    (program,) = build([plan(adding(), accumulate=True, batch="4")], [SOURCE], Mode.FAST)
+    with pytest.raises(UsageError, match=r"x has shape \(3, 1, 100\), expected \(4, 1, 100\)"):
+        run(program, n=3)
+
+
+ZEROS = {"x": np.zeros((2, 1, WIDTH), np.float32), "w": np.zeros((1, 1, 1), np.float32)}
+OUT = np.zeros((2, 1, WIDTH), np.float32)
+READ_ONLY = np.broadcast_to(np.float32(0), OUT.shape)
+ONE_ELEMENT = np.lib.stride_tricks.as_strided(OUT.copy(), OUT.shape, (0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "message"),
+    [
+        ({"x": ZEROS["x"].astype(np.int32)}, {}, "x is int32, expected float32"),
+        ({"x": ZEROS["x"].astype(">f4")}, {}, "x is >f4, expected float32 in this machine's byte order"),
+        ({"w": ZEROS["w"].astype(np.float64)}, {}, "w is float64, expected float32"),
+        ({"x": None}, {}, r"x is a builtins\.NoneType, not a NumPy array"),
+        ({"w": [[[1.0]]]}, {}, r"w is a builtins\.list, not a NumPy array"),
+        ({"z": OUT}, {}, "inputs: unknown z; the problem has w, x"),
+        ({}, {"dx": OUT}, "outputs: unknown dx; the problem has y"),
+        ({}, {"y": OUT.astype(np.uint32)}, "y is uint32, expected float32"),
+        ({}, {"y": None}, r"y is a builtins\.NoneType, not a NumPy array"),
+        ({}, {"y": READ_ONLY}, "y is read-only, so it cannot be written"),
+        ({}, {"y": ONE_ELEMENT}, "y has stride 0: several of its elements share memory"),
+    ],
+)
+def test_arrays_that_would_be_misread_are_refused(inputs: Any, outputs: Any, message: str) -> None:
+    (program,) = build([two_launches()], [SOURCE], Mode.FAST)
+    with pytest.raises(UsageError, match=message):
+        program.run(ZEROS | inputs, {"y": OUT.copy()} | outputs)
+
+
+def test_missing_arrays_are_named() -> None:
+    (program,) = build([two_launches()], [SOURCE], Mode.FAST)
+    with pytest.raises(UsageError, match="inputs: w, x missing; the problem has w, x"):
+        program.run({}, {"y": OUT.copy()})
+    with pytest.raises(UsageError, match="outputs: y missing; the problem has y"):
+        program.run(ZEROS, {})
+    with pytest.raises(UsageError, match="inputs: a list, expected a mapping of w, x to arrays"):
+        program.run([ZEROS["x"], ZEROS["w"]], {"y": OUT.copy()})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name", "refused"),
+    [
+        (DType.FP32, "float32", ""),
+        (DType.TF32, "float32", ""),
+        (DType.FP16, "float16", ""),
+        (DType.BF16, "uint16", ""),
+        (DType.BF16, "float16", "x is float16, expected bfloat16 or uint16"),
+        (DType.BF16, ">u2", "x is >u2, expected bfloat16 or uint16 in this machine's byte order"),
+        (DType.FP16, "uint16", "x is uint16, expected float16"),
+        (DType.INT8, "int8", ""),
+        (DType.INT8, "uint8", "x is uint8, expected int8"),
+    ],
+)
+def test_array_types_of_a_problem_type(dtype: DType, name: str, refused: str) -> None:
+    spec = TensorSpec("x", (2, 3, 4, 5), dtype, Layout.CHANNELS_LAST)
+    with pytest.raises(UsageError, match=refused) if refused else contextlib.nullcontext():
+        check_array(spec, np.zeros(spec.shape, name))
+
+
+def test_bfloat16_arrays_pass() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    spec = TensorSpec("x", (2, 3, 4, 5), DType.BF16, Layout.CHANNELS_LAST)
+    check_array(spec, np.zeros(spec.shape, ml_dtypes.bfloat16))
 
 
 @pytest.mark.parametrize("grid", [(100, 1, 1), (7, 9, 5), (1, 1, 1000), (2, 1, 40)])

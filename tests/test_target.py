@@ -70,7 +70,12 @@ def test_lookup_by_name_and_arch() -> None:
     assert Target.for_arch("sm_90").sm_count == Target.for_arch("sm_90a").sm_count
     with pytest.raises(UsageError, match=r"'v100'.*h200.*t4"):
         Target.preset("v100")
-    for arch in ("sm_70", "90", "sm_", "compute_90"):
+    assert Target.for_arch("sm_120f").arch == "sm_120f"
+    with pytest.raises(
+        UsageError, match=r"sm_75, sm_80, sm_86, sm_87, sm_89, sm_90, sm_90a, sm_100, sm_100a, sm_100f,"
+    ):
+        Target.for_arch("sm_999")
+    for arch in ("sm_75a", "sm_90f", "sm_70", "90", "sm_", "compute_90"):
         with pytest.raises(UsageError, match="sm_75"):
             Target.for_arch(arch)
 

@@ -1,78 +1,94 @@
 """The command line: `convgen COMMAND …`.
 
-Results go to stdout, all else to stderr. Exit status: 0 well; 1 an unexpected error; 2 bad usage or problem;
-3 no strategy applies; 4 compile failed; 5 wrong result; 6 no device; 130 interrupted.
+Results go to stdout, all else to stderr. Exit status: 0 well; 1 an unexpected error, or output that cannot be
+written; 2 bad usage or problem; 3 no strategy applies; 4 compile failed; 5 wrong result; 6 no device or library;
+130 interrupted; 143 terminated.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
+import errno
+import signal
 import sys
+import threading
 import traceback
+import warnings
 from collections.abc import Sequence
+from typing import TextIO
 
-from convgen import __version__
-from convgen.cli import compile_command, doctor_command, explain_command, list_command, verify_command
-from convgen.cli.options import common_options
+from convgen.cli import streams
 from convgen.errors import ConvgenError
 
 __all__ = ["main"]
 
-INTERRUPTED = 130
+INTERRUPTED = 128 + signal.SIGINT
+TERMINATED = 128 + signal.SIGTERM
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (`sys.argv` unless given) and return its exit status.
 
-    Raises SystemExit for bad usage and after --help, as argparse does.
+    Raises SystemExit for bad usage and after --help, as argparse does, and when terminated.
     """
-    args = _parse(build_parser(), arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    streams.prepare()
     try:
-        status: int = args.run(args)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader has gone; what Python flushes when it exits must not complain of that again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, _terminate)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            return _run(words)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has seen enough, as in `convgen list targets | head -1`: no error.
+        streams.abandon_stdout()
+        return 0
     except Exception as error:
-        return _report(error, args.debug)
+        return _report(error, "--debug" in words)
+
+
+def _run(words: list[str]) -> int:
+    # Only now: an interrupt may come while the commands, and numpy with them, are imported.
+    from convgen.cli.parser import parse
+
+    if sys.stdout is None:
+        raise OSError(errno.EBADF, "stdout is closed")
+    try:
+        args = parse(words)
+    except SystemExit:
+        sys.stdout.flush()  # --help does not look whether it could be written
+        raise
+    status: int = args.run(args)
+    sys.stdout.flush()
     return status
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of every command."""
-    parser = argparse.ArgumentParser(
-        prog="convgen",
-        description="Generate, verify and compile CUDA kernels for convolutions.",
-        epilog="exit status: 0 well; 2 bad usage or problem; 3 no strategy applies; 4 compile failed; "
-        "5 wrong result; 6 no device",
-    )
-    parser.add_argument("--version", action="version", version=f"convgen {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (compile_command, verify_command, explain_command, list_command, doctor_command):
-        command.add(commands, common_options())
-    return parser
+def _terminate(*_: object) -> None:
+    raise SystemExit(TERMINATED)
 
 
-def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """argparse ends a list of words at the first option; the words of a problem may go on after it."""
-    args, rest = parser.parse_known_args(arguments)
-    if rest and not (hasattr(args, "problem") and all("=" in word and not word.startswith("-") for word in rest)):
-        parser.error(f"unrecognised arguments: {' '.join(rest)}")
-    if rest:
-        args.problem += rest
-    return args
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    print(f"convgen: warning: {message}", file=file or sys.stderr)
 
 
 def _report(error: Exception, debug: bool) -> int:
+    if isinstance(error, OSError) and not streams.can_write_stdout():
+        streams.abandon_stdout()  # else Python would try again when it exits, and complain of it
     if debug:
         traceback.print_exception(error)
     elif isinstance(error, ConvgenError):
         print(f"convgen: {error}", file=sys.stderr)
+    elif isinstance(error, OSError) and error.errno in streams.UNWRITABLE:
+        print(f"convgen: nothing more can be written: {error.strerror}", file=sys.stderr)
     else:
         name = type(error).__name__
         print(f"convgen: unexpected {name}: {error} (a bug; --debug shows where)", file=sys.stderr)

@@ -10,6 +10,7 @@ from convgen.artifact import EMIT, Artifact, write_artifacts
 from convgen.cli.options import (
     PROBLEM_HELP,
     add_target,
+    folder,
     gpu_target,
     read_config,
     read_problem,
@@ -31,12 +32,19 @@ from convgen.verify import Backend, Settings, VerifyResult, verify_plan
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to the parser."""
-    parser = commands.add_parser("compile", parents=[common], help="write a kernel's source, binary and manifest")
+    parser = commands.add_parser(
+        "compile",
+        parents=[common],
+        help="write a kernel's source, binary and manifest",
+        description="Writes the files, then verifies the kernel. Exit status 4 if it does not compile, 5 if its answer "
+        "is wrong. Where it cannot be verified, as for want of memory or of a compiler for the simulator, the files "
+        "stand, stderr says why, and the exit status is 0.",
+    )
     parser.add_argument("problem", nargs="+", metavar="PROBLEM", help=PROBLEM_HELP)
     parser.add_argument("--strategy", metavar="NAME", help="default: the one whose default is predicted fastest")
     parser.add_argument("--config", metavar="K=V,…", help="fields of the config; the others keep their default")
     add_target(parser)
-    parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="default: a folder named after the kernel")
+    parser.add_argument("-o", "--output", metavar="DIR", type=folder, help="default: a folder named after the kernel")
     parser.add_argument("--emit", metavar="KIND,…", default="cu,cubin", help=f"some of {','.join(EMIT)}")
     parser.add_argument(
         "--verify",
@@ -52,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     emit = read_words("--emit", args.emit, EMIT)
     problem = require_conv(read_problem(args.problem))
     target = read_target(args)
-    strategy = get_strategy(args.strategy) if args.strategy else applicable(problem, target)[0]
+    strategy = get_strategy(args.strategy) if args.strategy is not None else applicable(problem, target)[0]
     plan = lower(problem, strategy, read_config(args.config, strategy, problem, target), target)
     source = render(plan)
     binary = compile_cuda(source, target, name=f"{plan.name}.cu")

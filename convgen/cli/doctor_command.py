@@ -8,7 +8,7 @@ from typing import Any
 
 from convgen.cli.output import print_json, table
 from convgen.doctor import can_compile, diagnose
-from convgen.errors import CompileError
+from convgen.errors import DeviceError
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "doctor",
         parents=[common],
         help="what this machine has and lacks, and what mends it",
-        description="Looks for everything convgen can use. Exit status 4 if kernels cannot be compiled here, else 0: "
+        description="Looks for everything convgen can use. Exit status 6 if kernels cannot be compiled here, else 0: "
         "a missing GPU or simulator is told, not a failure.",
     )
     parser.set_defaults(run=run)
@@ -35,4 +35,4 @@ def run(args: argparse.Namespace) -> int:
         if lacking:
             print("\nTo mend:")
             print(table([(f.name, f"to {f.needed_for}", f.mend) for f in lacking]))
-    return 0 if can_compile(findings) else CompileError.exit_code
+    return 0 if can_compile(findings) else DeviceError.exit_code

@@ -8,6 +8,7 @@ from typing import Any
 
 from convgen.cli.options import PROBLEM_HELP, add_target, read_problem, read_target
 from convgen.cli.output import duration, print_json, quantity, table
+from convgen.errors import NotApplicableError
 from convgen.explain import Explanation, Outlook, explain_problem
 from convgen.plan import Plan
 from convgen.resources import KernelReport
@@ -16,7 +17,10 @@ from convgen.resources import KernelReport
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
-        "explain", parents=[common], help="which strategies apply or why not, the roofline, where operands live"
+        "explain",
+        parents=[common],
+        help="which strategies apply or why not, the roofline, where operands live",
+        description="Exit status 3 if no strategy applies.",
     )
     parser.add_argument("problem", nargs="+", metavar="PROBLEM", help=PROBLEM_HELP)
     add_target(parser)
@@ -30,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
         print_json(_as_json(explanation))
     else:
         print("\n\n".join(_sections(explanation)))
-    return 0
+    applies = any(outlook.plan is not None for outlook in explanation.outlooks)
+    return 0 if applies else NotApplicableError.exit_code
 
 
 def _sections(e: Explanation) -> list[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from convgen.errors import DeviceError, NotApplicableError, UsageError
 from convgen.problem import Attention, Conv, Problem, parse_problem, problem_from_json
@@ -31,6 +33,39 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--target", metavar="NAME", help="a preset (see `convgen list targets`); default: the GPU here")
     group.add_argument("--arch", metavar="sm_XX", help="an architecture, for which its best-known preset stands")
+
+
+def whole(at_least: int) -> Callable[[str], int]:
+    """The `type` of an option that takes an integer of at least `at_least`."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = at_least - 1
+        if value < at_least:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected an integer of at least {at_least}")
+        return value
+
+    return read
+
+
+def quantity_at_most(text: str) -> float:
+    """The `type` of an option that takes an upper limit, as 1e6."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of at least 0, as in 1e6")
+    return value
+
+
+def folder(text: str) -> Path:
+    """The `type` of an option that takes a folder's name."""
+    if not text:
+        raise argparse.ArgumentTypeError("'': expected the name of a folder")
+    return Path(text)
 
 
 def read_target(args: argparse.Namespace) -> Target:
@@ -87,8 +122,8 @@ def read_config(text: str | None, strategy: Strategy, problem: Conv, target: Tar
 
 
 def read_words(option: str, text: str | None, allowed: Sequence[str]) -> tuple[str, ...]:
-    """A comma-separated list. Raises UsageError for a word that is not allowed."""
-    words = tuple(word.strip() for word in text.split(",")) if text else ()
+    """A comma-separated list, () if it was not given. Raises UsageError for a word that is not allowed."""
+    words = () if text is None else tuple(word.strip() for word in text.split(","))
     for word in words:
         if word not in allowed:
             raise UsageError(f"{option} {word!r}: expected one of {', '.join(allowed)}")

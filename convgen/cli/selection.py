@@ -10,7 +10,7 @@ from convgen.problem import SuiteEntry
 
 
 def select(
-    entries: Sequence[SuiteEntry], *, max_macs: int | None, where: Sequence[str], sample: int | None, seed: int
+    entries: Sequence[SuiteEntry], *, max_macs: float | None, where: Sequence[str], sample: int | None, seed: int
 ) -> list[SuiteEntry]:
     """The entries of at most `max_macs` multiply-adds that meet every `key=value` of `where`; of these about evenly
     from each family and direction, `sample` at most. Raises UsageError if none is left."""

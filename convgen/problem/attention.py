@@ -107,7 +107,7 @@ class Attention:
             if align is not None and align != causal:
                 raise refusal("align", align, f"{causal} as in causal, or no align")
             align, right = values.word("causal", causal, Align), 0
-        kind = values.word("dtype", dtype, DType)
+        kind = values.word("dtype", dtype, DType, attention_rules.DTYPES)
         width = values.size("head_dim", head_dim, at_least=1)
         queries = values.runtime_size("seq_q", seq_q)
         return cls(
@@ -123,9 +123,11 @@ class Attention:
             softcap=values.number("softcap", softcap),
             scale=attention_form.default_scale(width) if scale is None else values.number("scale", scale),
             dtype=kind,
-            out_dtype=kind.default_output if out_dtype is None else values.word("out_dtype", out_dtype, DType),
+            out_dtype=kind.default_output
+            if out_dtype is None
+            else values.word("out_dtype", out_dtype, DType, attention_rules.OUT_DTYPES),
             layout=attention_form.layout_of(layout),
-            direction=values.direction(direction),
+            direction=values.direction(direction, attention_rules.DIRECTIONS),
             mask=values.word("mask", mask, Mask),
             bias=values.word("bias", bias, Bias),
             alibi=values.flag("alibi", alibi),

@@ -13,6 +13,10 @@ from convgen.problem.text import LIMIT, refusal
 if TYPE_CHECKING:
     from convgen.problem.attention import Attention
 
+DTYPES = tuple(dtype for dtype in DType if not dtype.is_integer)
+OUT_DTYPES = tuple(dtype for dtype in DTYPES if dtype is not DType.TF32)
+DIRECTIONS = (Direction.FPROP, Direction.BPROP)
+
 _TYPES = {
     "align": Align,
     "dtype": DType,
@@ -62,12 +66,12 @@ def _check_options(attention: Attention) -> None:
         raise refusal("heads_kv", attention.heads_kv, f"a divisor of heads_q={attention.heads_q}")
     if attention.align is Align.TOP_LEFT and attention.window == (None, None):
         raise refusal("align", attention.align, "causal or a window with it, because nothing else depends on it")
-    if attention.dtype.is_integer:
-        raise refusal("dtype", attention.dtype, "one of fp32, tf32, fp16, bf16, fp8")
-    if attention.out_dtype.is_integer or attention.out_dtype is DType.TF32:
-        raise refusal("out_dtype", attention.out_dtype, "one of fp32, fp16, bf16, fp8")
-    if attention.direction not in (Direction.FPROP, Direction.BPROP):
-        raise refusal("direction", attention.direction, "fprop or bprop")
+    if attention.dtype not in DTYPES:
+        raise refusal("dtype", attention.dtype, f"one of {', '.join(DTYPES)}")
+    if attention.out_dtype not in OUT_DTYPES:
+        raise refusal("out_dtype", attention.out_dtype, f"one of {', '.join(OUT_DTYPES)}")
+    if attention.direction not in DIRECTIONS:
+        raise refusal("direction", attention.direction, f"one of {', '.join(DIRECTIONS)}")
     if attention.direction is Direction.BPROP and attention.lse:
         raise refusal("lse", "yes", "no, because bprop reads the logsumexp and does not write it")
     if attention.direction is Direction.BPROP and attention.paged:

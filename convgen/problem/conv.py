@@ -102,7 +102,7 @@ class Conv:
             low, high = _same_padding(extents, taps, strides, dilations)
         else:
             low, high = values.pads("pad", pad, nd)
-        kind = values.word("dtype", dtype, DType)
+        kind = values.word("dtype", dtype, DType, conv_rules.DTYPES)
         return cls(
             n=values.runtime_size("n", n),
             c=c,
@@ -116,11 +116,13 @@ class Conv:
             groups=groups,
             transposed=transposed,
             output_padding=values.dims("output_padding", output_padding, nd, at_least=0),
-            pad_mode=values.word("pad_mode", pad_mode, PadMode),
+            pad_mode=values.word("pad_mode", pad_mode, PadMode, conv_rules.pad_modes(transposed)),
             dtype=kind,
-            out_dtype=kind.default_output if out_dtype is None else values.word("out_dtype", out_dtype, DType),
+            out_dtype=kind.default_output
+            if out_dtype is None
+            else values.word("out_dtype", out_dtype, DType, conv_rules.out_dtypes(kind)),
             layout=conv_form.layout_of(layout),
-            direction=values.direction(direction),
+            direction=values.direction(direction, conv_rules.DIRECTIONS),
             epilogue=epilogue if isinstance(epilogue, Epilogue) else Epilogue.parse(epilogue, slope),
             accumulate=values.flag("accumulate", accumulate),
             accuracy=values.word("accuracy", accuracy, Accuracy),

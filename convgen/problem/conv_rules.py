@@ -13,6 +13,11 @@ from convgen.problem.text import LIMIT, refusal
 if TYPE_CHECKING:
     from convgen.problem.conv import Conv
 
+DTYPES = tuple(dtype for dtype in DType if dtype is not DType.INT32)
+"""Of the operands."""
+
+DIRECTIONS = (Direction.FPROP, Direction.DGRAD, Direction.WGRAD)
+
 _TYPES = {
     "pad_mode": PadMode,
     "dtype": DType,
@@ -24,6 +29,16 @@ _TYPES = {
     "accumulate": bool,
     "accuracy": Accuracy,
 }
+
+
+def out_dtypes(dtype: DType) -> tuple[DType, ...]:
+    """The output types of a convolution with operands of type `dtype`."""
+    return tuple(d for d in DType if d is not DType.TF32 and (dtype.is_integer or not d.is_integer))
+
+
+def pad_modes(transposed: bool) -> tuple[PadMode, ...]:
+    """The border modes of a convolution or of a transposed one."""
+    return (PadMode.ZEROS,) if transposed else tuple(PadMode)
 
 
 def check(conv: Conv) -> None:
@@ -73,7 +88,7 @@ def _check_channels(conv: Conv) -> None:
 
 def _check_dtypes(conv: Conv) -> None:
     if conv.dtype is DType.INT32:
-        raise refusal("dtype", conv.dtype, "one of fp32, tf32, fp16, bf16, int8, uint8, fp8; int32 is for out_dtype")
+        raise refusal("dtype", conv.dtype, f"one of {', '.join(DTYPES)}; int32 is for out_dtype")
     if conv.out_dtype is DType.TF32:
         raise refusal("out_dtype", conv.out_dtype, "fp32, because tf32 is a way to multiply and not to store")
     if conv.out_dtype.is_integer and not conv.dtype.is_integer:
@@ -119,10 +134,10 @@ def _check_transposed(conv: Conv) -> None:
 
 
 def _check_direction(conv: Conv) -> None:
-    if conv.direction is Direction.BPROP:
-        raise refusal("direction", conv.direction, "one of fprop, dgrad, wgrad")
+    if conv.direction not in DIRECTIONS:
+        raise refusal("direction", conv.direction, f"one of {', '.join(DIRECTIONS)}")
     if conv.direction is not Direction.FPROP and not conv.epilogue.is_identity:
-        raise refusal("epilogue", conv.epilogue, f"none, because direction is {conv.direction}")
+        raise refusal("epilogue", str(conv.epilogue), f"none, because direction is {conv.direction}")
 
 
 def _check_sizes(conv: Conv) -> None:

@@ -103,15 +103,24 @@ def _label(key: str, value: object) -> str:
 
 
 def _read(name: str | Path) -> str:
+    path, source = Path(name), shorten(str(name)) or "''"
     stem = str(name).removesuffix(".json")
     try:
-        if Path(name).is_file():
-            return Path(name).read_text(encoding="utf-8")
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
         if stem in shipped_suites():
             return (_FOLDER / f"{stem}.json").read_text(encoding="utf-8")
+        if str(name) and path.exists():
+            raise UsageError(f"suite {source}: it is {_kind(path)}; expected a JSON file, or the name of a suite")
     except UnicodeDecodeError:
-        raise UsageError(f"suite {shorten(str(name))}: expected UTF-8 text") from None
+        raise UsageError(f"suite {source}: expected UTF-8 text") from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"suite {shorten(str(name))}: cannot be read ({type(error).__name__})") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"suite {source}: cannot be read ({reason})") from error
     ships = ", ".join(shipped_suites())
-    raise UsageError(f"suite {shorten(str(name))}: no such file, and none of that name ships; these do: {ships}")
+    raise UsageError(f"suite {source}: no such file, and none of that name ships; these do: {ships}")
+
+
+def _kind(path: Path) -> str:
+    kinds = {"a folder": path.is_dir(), "a named pipe": path.is_fifo(), "a socket": path.is_socket()}
+    return next((kind for kind, is_it in kinds.items() if is_it), "a device")

@@ -32,8 +32,10 @@ def _describe(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         bits = int.bit_length(value)
         return int.__repr__(value) if bits <= 200 else f"an integer of {bits} bits"
-    if value is None or isinstance(value, (bool, float)):
+    if value is None or isinstance(value, bool):
         return repr(value)
+    if isinstance(value, float):
+        return float.__repr__(value)
     if isinstance(value, (tuple, list)) and value and all(type(v) is int for v in value):
         return "x".join(_describe(v) for v in value[:20])
     return f"a {type(value).__name__}"

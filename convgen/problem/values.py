@@ -7,6 +7,7 @@ ProblemError.
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from typing import TypeVar
 
 from convgen.problem.dtype import Direction
@@ -58,17 +59,18 @@ def pads(key: str, value: object, nd: int) -> tuple[tuple[int, ...], tuple[int, 
     return (low, high) if len(pairs) == nd else (low * nd, high * nd)
 
 
-def word(key: str, value: object, vocabulary: type[Word]) -> Word:
-    """A member of `vocabulary`, or its text."""
+def word(key: str, value: object, vocabulary: type[Word], valid: Collection[Word] | None = None) -> Word:
+    """A member of `vocabulary`, or its text. The message offers those that are `valid` for the key: the rules, which
+    know why, refuse the others."""
     if isinstance(value, str) and value in list(vocabulary):
         return vocabulary(value)
-    raise refusal(key, value, f"one of {', '.join(vocabulary)}")
+    raise refusal(key, value, f"one of {', '.join(vocabulary if valid is None else valid)}")
 
 
-def direction(value: object) -> Direction:
+def direction(value: object, valid: Collection[Direction]) -> Direction:
     """A Direction or its text; `fwd` is fprop and `bwd` is bprop, as benchmarks call them."""
     aliases = {"fwd": "fprop", "bwd": "bprop"}
-    return word("direction", aliases.get(value, value) if isinstance(value, str) else value, Direction)
+    return word("direction", aliases.get(value, value) if isinstance(value, str) else value, Direction, valid)
 
 
 def flag(key: str, value: object) -> bool:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from convgen.errors import UsageError
 from convgen.problem import TensorSpec
 from convgen.reference.rounding import decode, encode
+from convgen.runtime.arrays import ACCEPTED_DTYPES
 
 
 def to_physical(spec: TensorSpec, logical: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -33,6 +34,32 @@ def with_strides(spec: TensorSpec, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     order = spec.layout.order(len(spec.shape))
     dense = np.ascontiguousarray(array.transpose(order))
     return dense.transpose(np.argsort(order))
+
+
+def check_array(spec: TensorSpec, array: Any) -> None:
+    """Raise UsageError unless `array` is a NumPy array with the tensor's shape and, in native byte order, its type.
+
+    bf16 is `ml_dtypes.bfloat16` or its bits as uint16.
+    """
+    if not isinstance(array, np.ndarray):
+        kind = f"{type(array).__module__}.{type(array).__qualname__}"
+        raise UsageError(f"{spec.name} is a {kind}, not a NumPy array: numpy.asarray makes one")
+    if array.shape != spec.shape:
+        raise UsageError(f"{spec.name} has shape {array.shape}, expected {spec.shape}")
+    names = ACCEPTED_DTYPES[spec.dtype.storage.value]
+    if array.dtype.name not in names or not array.dtype.isnative:
+        order = "" if array.dtype.isnative else " in this machine's byte order"
+        raise UsageError(f"{spec.name} is {array.dtype}, expected {' or '.join(names)}{order}")
+
+
+def check_writable(spec: TensorSpec, array: npt.NDArray[Any]) -> None:
+    """Raise UsageError if the array is read-only or several of its elements share memory."""
+    if not array.flags.writeable:
+        raise UsageError(f"{spec.name} is read-only, so it cannot be written: pass a copy of it")
+    if array.size and any(
+        extent > 1 and stride == 0 for extent, stride in zip(array.shape, array.strides, strict=True)
+    ):
+        raise UsageError(f"{spec.name} has stride 0: several of its elements share memory, so it cannot be written")
 
 
 def flat(spec: TensorSpec, array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -25,7 +25,7 @@ from convgen.plan import (
     extent_at,
 )
 from convgen.problem import Conv, DType, TensorSpec
-from convgen.runtime.physical import flat, unflat
+from convgen.runtime.physical import check_array, check_writable, flat, unflat
 from convgen.runtime.sampling import BlockSample
 from convgen.simulator import Argument, Block, Fault, FaultKind, Library, Memory, Mode, Report, Texture, Unit
 from convgen.simulator import build as build_library
@@ -68,12 +68,28 @@ class SimProgram:
 
         `outputs` are filled; with `problem.accumulate` their values are read first. Elements that no block wrote
         are left as 0xFF bytes. `blocks` samples the last launch; earlier ones always run whole.
-        Raises UsageError for an array of the wrong shape or item size, SimulatorFault for a copy past a symbol.
+        Raises UsageError for an array that is missing, none of the problem's, no NumPy array, of another shape, type or
+        byte order, or an output that cannot be written; ProblemError for a batch beyond the problem's bound;
+        SimulatorFault for a copy past a symbol.
         """
-        problem = self.plan.problem.at(inputs[self.plan.inputs[0].name].shape[0])
+        _check_names("inputs", inputs, self.plan.inputs)
+        _check_names("outputs", outputs, self.plan.outputs)
+        problem = self._problem(inputs[self.plan.inputs[0].name])
+        for spec in problem.inputs:
+            check_array(spec, inputs[spec.name])
+        for spec in problem.outputs:
+            check_array(spec, outputs[spec.name])
+            check_writable(spec, outputs[spec.name])
         run = _Run(self, problem, inputs, outputs, blocks, workers)
         report = run.steps()
         return SimResult(report, run.results(outputs))
+
+    def _problem(self, first: npt.NDArray[Any]) -> Conv:
+        """The problem with its batch fixed. The first input is x or dy, whose first extent is the batch."""
+        if not self.plan.problem.is_runtime_batch:
+            return self.plan.problem
+        shape = np.shape(first)
+        return self.plan.problem.at(shape[0] if shape else 0)
 
 
 def build(plans: Sequence[Plan], sources: Sequence[str], mode: Mode = Mode.CHECK) -> list[SimProgram]:
@@ -117,15 +133,11 @@ class _Run:
 
     def _bind(self, spec: TensorSpec, arrays: Mapping[str, npt.NDArray[Any]], *, writable: bool, filled: bool) -> None:
         array = arrays[spec.name]
-        if array.shape != spec.shape or array.itemsize != spec.dtype.itemsize:
-            raise UsageError(
-                f"{spec.name}: {array.dtype} {array.shape}, expected {spec.shape} of {spec.dtype.itemsize} bytes each"
-            )
         block = self.memory.allocate(
             spec.name, spec.nbytes, writable=writable, initialised=filled, granule=spec.dtype.itemsize
         )
         if filled:
-            block.bytes.view(array.dtype)[:] = flat(spec, array)
+            unflat(spec, block.bytes.view(array.dtype))[...] = array
         self.tensors[spec.name] = block
 
     def steps(self) -> Report:
@@ -194,7 +206,7 @@ class _Run:
         for spec in self.problem.outputs:
             block = self.tensors[spec.name]
             got = block.bytes.view(outputs[spec.name].dtype)
-            mask = self._written(spec, block, flat(spec, outputs[spec.name]))
+            mask = self._written(spec, block, outputs[spec.name])
             outputs[spec.name][...] = unflat(spec, got)
             written[spec.name] = unflat(spec, mask)
         return written
@@ -202,11 +214,22 @@ class _Run:
     def _written(self, spec: TensorSpec, block: Block, before: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         if self.sample is None:
             return np.ones(spec.size, bool)
-        raw = block.bytes.reshape(spec.size, spec.dtype.itemsize)
-        if self.program.library.mode is Mode.FAST:
-            start = before.view(np.uint8).reshape(raw.shape) if self.problem.accumulate else np.uint8(0xFF)
-            return np.asarray((raw != start).any(axis=1))
-        return block.written_by_kernel()
+        if self.program.library.mode is not Mode.FAST:
+            return block.written_by_kernel()
+        bits = np.dtype(f"u{spec.dtype.itemsize}")  # as integers: NaN differs from itself
+        start = flat(spec, before).view(bits) if self.problem.accumulate else np.iinfo(bits).max
+        return np.asarray(block.bytes.view(bits) != start)
+
+
+def _check_names(what: str, arrays: Any, specs: Sequence[TensorSpec]) -> None:
+    names = sorted(spec.name for spec in specs)
+    if not isinstance(arrays, Mapping):
+        raise UsageError(f"{what}: a {type(arrays).__qualname__}, expected a mapping of {', '.join(names)} to arrays")
+    unknown = [str(name) for name in arrays if name not in names]
+    missing = [name for name in names if name not in arrays]
+    if unknown or missing:
+        problem = f"unknown {', '.join(unknown)}" if unknown else f"{', '.join(missing)} missing"
+        raise UsageError(f"{what}: {problem}; the problem has {', '.join(names)}")
 
 
 _NOWHERE = ((0, 0, 0), (0, 0, 0))

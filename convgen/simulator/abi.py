@@ -93,6 +93,7 @@ class Launch(c.Structure):
         ("check", c.c_uint32),
         ("count", c.c_uint32),
         ("workers", c.c_uint32),
+        ("timeout_ms", c.c_uint64),
         ("blocks", c.c_void_p),
         ("block_count", c.c_uint64),
         ("arena_base", c.c_uint64),

@@ -25,6 +25,7 @@ class Findings:
     kernel: str
     buffers: tuple[str, ...]
     shared_bytes: int
+    timeout: float
 
     def report(self, launch: abi.Launch, faults: Sequence[abi.Fault], sites: Sequence[abi.Site], blocks: int) -> Report:
         totals = launch.totals
@@ -54,7 +55,7 @@ class Findings:
                 continue
             block, thread = _triple(fault.block), _triple(fault.thread)
             merged[kind, place] = Fault(kind, self.kernel, place, block, thread, self._detail(kind, fault), fault.count)
-        return tuple(merged.values())[:MAX_FAULTS_REPORTED]
+        return tuple(sorted(merged.values(), key=lambda fault: KINDS.index(fault.kind)))[:MAX_FAULTS_REPORTED]
 
     def _detail(self, kind: FaultKind, fault: abi.Fault) -> str:
         if kind is FaultKind.DIVERGENT_BARRIER:
@@ -64,9 +65,12 @@ class Findings:
             return f"waits for lanes of mask {fault.object:#010x} that never come"
         if kind is FaultKind.CRASH:
             return f"{signal.Signals(fault.object).name} at address {fault.address:#x}"
+        if kind is FaultKind.ENDLESS:
+            return f"a block ran for {self.timeout:g} seconds (CONVGEN_SIM_TIMEOUT) and was stopped"
         if not fault.bytes:
             return "the block was stopped"
-        action = "write" if fault.is_write else "read"
+        # An atomic reads and writes: of memory that is not initialised, the reading is wrong.
+        action = "write" if fault.is_write and kind is not FaultKind.UNINITIALISED else "read"
         text = f"{action} of {fault.bytes} bytes at {self._object(fault)}"
         if kind is FaultKind.RACE:
             other = "another thread" if fault.other_thread == abi.NO_OBJECT else f"thread {fault.other_thread}"

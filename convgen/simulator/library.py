@@ -8,6 +8,7 @@ import ctypes
 import dataclasses
 import enum
 import functools
+import math
 import os
 import tempfile
 import threading
@@ -30,6 +31,7 @@ MAX_FAULTS = 256
 MAX_SITES = 8192
 MAX_THREADS = 1024
 MAX_SHARED_BYTES = 227 * 1024
+MAX_TIMEOUT = 10_000_000
 
 
 class Mode(enum.Enum):
@@ -109,7 +111,8 @@ class Library:
         """Run a kernel, all of its grid or the blocks of these linear indices.
 
         `workers` OS threads share the blocks (default: one a core). Faults are reported, not raised; but a launch
-        that no GPU would accept raises SimulatorFault.
+        that no GPU would accept raises SimulatorFault. A block that takes longer than `CONVGEN_SIM_TIMEOUT` seconds
+        of CPU time (default 600; 0: no limit) is a fault and ends the launch; UsageError if that is no such number.
         """
         _check_limits(kernel, grid, block, shared_bytes, arguments)
         memory.begin_launch()
@@ -119,6 +122,7 @@ class Library:
         ]
         pointers = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(v) for v in values))
         count = self.mode is Mode.COUNT
+        timeout = _timeout()
         buffers = memory.table(count=count)
         texture_table = (abi.Texture * max(1, len(textures)))(
             *(abi.Texture(t.block.address, t.pitch, t.width, t.height, t.is_half, t.block.index) for t in textures)
@@ -139,6 +143,7 @@ class Library:
             check=self.mode is not Mode.FAST,
             count=count,
             workers=workers or _cores(),
+            timeout_ms=math.ceil(timeout * 1000),
             blocks=None if chosen is None else chosen.ctypes.data,
             block_count=total if chosen is None else len(chosen),
             arena_base=memory.base,
@@ -161,7 +166,7 @@ class Library:
             raise MemoryError("the simulator could not map its stacks")
         footprint = {b.name: b.footprint() for b in memory.blocks} if count else {}
         names = tuple(b.name for b in memory.blocks)
-        findings = Findings(self._lines, self.units[unit], kernel.name, names, shared_bytes)
+        findings = Findings(self._lines, self.units[unit], kernel.name, names, shared_bytes, timeout)
         report = findings.report(launch, faults[: launch.fault_count], sites[: launch.site_count], total)
         return dataclasses.replace(report, counters=dataclasses.replace(report.counters, footprint=footprint))
 
@@ -173,7 +178,7 @@ class Library:
         arrays = [row for unit in range(len(self.units)) for row in self._constants(unit) if row.bytes]
         if not arrays:
             return 0, 0
-        return min(a.base for a in arrays), max((a.base + a.bytes + 4095) & -4096 for a in arrays)
+        return min(a.base for a in arrays), max((a.base + a.bytes + 4096) & -4096 for a in arrays)
 
 
 def _check_limits(
@@ -203,6 +208,17 @@ def _marshal(ctype: str, argument: Argument, textures: list[Texture]) -> ctypes.
     if plain not in _SCALARS:
         raise UsageError(f"a parameter of type {ctype} cannot take the value {argument}")
     return _SCALARS[plain](argument)
+
+
+def _timeout() -> float:
+    text = os.environ.get("CONVGEN_SIM_TIMEOUT", "600")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_TIMEOUT:
+        raise UsageError(f"CONVGEN_SIM_TIMEOUT={text!r}: expected seconds from 0 (no limit) to {MAX_TIMEOUT}")
+    return seconds
 
 
 def _cores() -> int:

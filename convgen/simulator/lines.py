@@ -40,10 +40,12 @@ class LineTable:
             names = [""] * (program["version"] < 5) + [entry.name.decode() for entry in program["file_entry"]]
             for entry in program.get_entries():
                 # Line 0 is code that the compiler merged: the line before is the best there is.
-                if entry.state is not None and entry.state.line:
+                if entry.state is not None and entry.state.end_sequence:
+                    self._rows.append((entry.state.address, "", 0))
+                elif entry.state is not None and entry.state.line:
                     self._rows.append((entry.state.address, names[entry.state.file], entry.state.line))
             self._collect(dwarf, unit, unit.get_top_DIE(), names, 0)
-        self._rows.sort(key=lambda row: row[0])
+        self._rows.sort(key=lambda row: (row[0], row[2] != 0))  # one sequence may begin where another ends
         self._inlined.sort(key=lambda call: -call.depth)
 
     def _collect(self, dwarf: Any, unit: Any, parent: Any, names: list[str], depth: int) -> None:

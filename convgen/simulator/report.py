@@ -8,18 +8,19 @@ from dataclasses import dataclass, field
 
 
 class FaultKind(enum.Enum):
-    """In the order of `FaultKind` in src/launch.h."""
+    """In the order of `FaultKind` in src/launch.h: causes before what they may lead to."""
 
-    OUT_OF_BOUNDS = "out of bounds"
-    MISALIGNED = "misaligned"
-    UNINITIALISED = "uninitialised read"
-    RACE = "race"
-    READ_ONLY = "write to read-only memory"
+    STACK_OVERFLOW = "stack overflow"
     DIVERGENT_BARRIER = "divergent barrier"
     DEADLOCK = "deadlock"
+    ENDLESS = "no end"
+    OUT_OF_BOUNDS = "out of bounds"
+    MISALIGNED = "misaligned"
+    READ_ONLY = "write to read-only memory"
     TRAP = "trap"
-    STACK_OVERFLOW = "stack overflow"
     CRASH = "crash"
+    RACE = "race"
+    UNINITIALISED = "uninitialised read"
 
 
 Triple = tuple[int, int, int]

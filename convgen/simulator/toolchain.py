@@ -13,8 +13,11 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from convgen.cache import content_key, default_cache
+from convgen.cache import cache_directory, content_key, default_cache
 from convgen.errors import CompileError, DeviceError
+
+OVERRIDE = "CONVGEN_SIM_CXX"
+ZIG = "zig"
 
 HERE = Path(__file__).parent
 INCLUDE = HERE / "include"
@@ -48,6 +51,8 @@ INSTRUMENTATION_FLAGS = {
 LINK_FLAGS = {"gcc": ("-lm",), "clang": ("-nostdlib", "-Wl,-z,undefs")}
 RUNTIME_FLAGS = ("-O2", "-g0")
 MAX_LOG_LINES = 60
+PATIENCE = 60.0
+"""Seconds for a compiler to say what it is: zig takes several to start for the first time."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class Compiler:
         self._run("-shared", *map(str, objects), "-o", str(output), *LINK_FLAGS[self.family])
 
     def _run(self, *arguments: str) -> None:
-        done = subprocess.run([*self.command, *arguments], capture_output=True, text=True, check=False)
+        done = _call(self.command, *arguments)
         if done.returncode:
             log = "\n".join(done.stderr.strip().splitlines()[:MAX_LOG_LINES])
             raise CompileError(f"{' '.join(self.command)} failed on the simulator's source:\n{log}")
@@ -76,19 +81,90 @@ class Compiler:
 
 @functools.cache
 def find_compiler() -> Compiler:
-    """g++ or clang++ of the PATH, else the `ziglang` package.
+    """The first that answers of g++ and clang++ of the PATH and the `ziglang` package.
 
-    `CONVGEN_SIM_CXX` (a command, or `zig`) overrides the choice. Raises DeviceError if there is none.
+    `CONVGEN_SIM_CXX` overrides the choice: the name or path of a g++ or clang++, without arguments, or `zig`.
+    Raises DeviceError if there is none, or if the one that was chosen cannot be used.
     """
-    wanted = os.environ.get("CONVGEN_SIM_CXX", "")
-    for name in [wanted] if wanted and wanted != "zig" else ["g++", "clang++"] if not wanted else []:
-        if path := shutil.which(name):
-            version = _version((path,))
-            return Compiler((path,), "clang" if "clang" in version else "gcc", version)
-    if importlib.util.find_spec("ziglang"):
-        command = (sys.executable, "-m", "ziglang")
-        return Compiler((*command, "cc"), "clang", _version((*command, "cc")))
-    raise DeviceError("the simulator needs a C++ compiler: install g++, or pip install 'convgen[sim]'")
+    wanted = os.environ.get(OVERRIDE)
+    if wanted:
+        try:
+            return _found(wanted)
+        except DeviceError as error:
+            raise DeviceError(
+                f"{OVERRIDE}={wanted}: expected the name or path of g++ or clang++, without arguments, or zig; {error}"
+            ) from None
+    reasons = []
+    for name in ("g++", "clang++", ZIG):
+        try:
+            return _found(name)
+        except DeviceError as error:
+            reasons.append(str(error))
+    raise DeviceError(
+        f"the simulator needs a C++ compiler: install g++, or pip install 'convgen[sim]' ({'; '.join(reasons)})"
+    )
+
+
+def _found(name: str) -> Compiler:
+    if name == ZIG:
+        if importlib.util.find_spec("ziglang") is None:
+            raise DeviceError("the ziglang package is not installed")
+        return _asked((sys.executable, "-m", "ziglang", "cc"))
+    path = shutil.which(name)
+    if path is None:
+        raise DeviceError(f"there is no program {name}")
+    return _asked((path,))
+
+
+def _asked(command: tuple[str, ...]) -> Compiler:
+    """The compiler behind a command, by the macros that it defines: what it calls itself differs by distribution."""
+    macros = _call(command, "-std=gnu++20", "-x", "c++", "-E", "-dM", os.devnull, timeout=PATIENCE)
+    version = _call(command, "--version", timeout=PATIENCE)
+    if macros.returncode or version.returncode or "#define __GNUC__ " not in macros.stdout:
+        log = (macros.stderr or version.stderr).strip().splitlines()[:1]
+        raise DeviceError(": ".join([f"{' '.join(command)} does not answer as a compiler of C++20", *log]))
+    return Compiler(command, "clang" if "#define __clang__ " in macros.stdout else "gcc", version.stdout)
+
+
+def _call(command: tuple[str, ...], *arguments: str, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            [*command, *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            env=_zig_environment() if "ziglang" in command else None,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise DeviceError(f"{' '.join(command)} does not answer within {timeout:g} s") from error
+    except OSError as error:
+        raise DeviceError(f"{' '.join(command)} cannot be run ({error.strerror})") from error
+
+
+def _zig_environment() -> dict[str, str]:
+    """Zig does not start without a folder for its own cache, which it would look for in HOME."""
+    folder = str(_zig_folder())
+    return {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder, **os.environ}
+
+
+@functools.cache
+def _zig_folder() -> Path:
+    folder = cache_directory().absolute() / "zig"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        return Path(_temporary_folder().name)
+
+
+@functools.cache
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Kept until the process ends, and removed then."""
+    return tempfile.TemporaryDirectory(prefix="convgen-zig-")
 
 
 def build_library(text: str, *, check: bool) -> bytes:
@@ -105,7 +181,7 @@ def build_library(text: str, *, check: bool) -> bytes:
     with tempfile.TemporaryDirectory(prefix="convgen-") as name:
         folder = Path(name)
         source, runtime, library = folder / "kernels.cpp", folder / "runtime.o", folder / "kernels.so"
-        source.write_text(text)
+        source.write_text(text, encoding="utf-8")
         runtime.write_bytes(_runtime_object(compiler, folder))
         compiler.compile(source, flags, folder / "kernels.o")
         compiler.link((folder / "kernels.o", runtime), library)
@@ -146,7 +222,3 @@ def _processor() -> str:
         return ""
     wanted = ("model name", "flags", "Features", "CPU part")
     return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
-
-
-def _version(command: tuple[str, ...]) -> str:
-    return subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout

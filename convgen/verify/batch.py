@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import multiprocessing
+import os
+import signal
+import threading
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 
-from convgen.errors import ConvgenError, SimulatorFault
+from convgen.errors import ConvgenError, DeviceError, SimulatorFault
 from convgen.lowering import lower
 from convgen.plan import Plan
 from convgen.problem import Conv
@@ -24,6 +29,7 @@ GROUP = {"sim": 16, "cuda": 64}
 def verify_cases(cases: Iterable[Case], settings: Settings) -> Iterator[VerifyResult]:
     """Verify every case; results come in the order of the cases, as they are ready.
 
+    The processes that share the work end with this one, however it ends, or when no more results are asked for.
     Raises DeviceError if the backend is not there, SimulatorFault if a process died: all else is a result.
     """
     waiting, size = list(cases), GROUP[settings.backend]
@@ -32,16 +38,73 @@ def verify_cases(cases: Iterable[Case], settings: Settings) -> Iterator[VerifyRe
         for group in groups:
             yield from _verify_group(group, settings)
         return
+    yield from _shared(groups, settings)
+
+
+def _shared(groups: Sequence[Sequence[Case]], settings: Settings) -> Iterator[VerifyResult]:
     # A kernel that takes its process down must not take the caller's: spawned, so that no lock is inherited held.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(settings.jobs, len(groups)), mp_context=context) as pool:
-        try:
-            for results in pool.map(_verify_group, groups, itertools.repeat(settings)):
-                yield from results
-        except BrokenProcessPool as error:
-            raise SimulatorFault(
-                "a kernel took its process down; with one job (--jobs 1) it can be told which"
-            ) from error
+    ended, lifeline = context.Pipe(duplex=False)
+    workers = min(settings.jobs, len(groups))
+    told: dict[str | tuple[str, type[Warning], int], int] = {}
+    pool = ProcessPoolExecutor(workers, context, _end_with_caller, (ended,))
+    try:
+        with _signals_held():
+            shared = [pool.submit(_verify_shared, group, settings) for group in groups]
+        for future in shared:
+            results, remarks = future.result()
+            for remark in remarks:
+                warnings.warn_explicit(*remark, registry=told)
+            yield from results
+    except BrokenProcessPool as error:
+        raise SimulatorFault("a kernel took its process down; with one job (--jobs 1) it can be told which") from error
+    finally:
+        lifeline.close()  # else the pool would wait for what nobody will ask for
+        pool.shutdown()
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Processes are started whole, and never see Ctrl-C, which a terminal sends to all of them: the caller handles it.
+
+    The mask is what they inherit. It does not hold the caller's own signals, which another of its threads may take.
+    """
+    held: list[int] = []
+    in_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if in_main}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        for number in handlers:
+            signal.signal(number, lambda received, _: held.append(received))
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for received in held:
+            signal.raise_signal(received)
+
+
+def _end_with_caller(ended: Connection) -> None:
+    """End this process as soon as the other end of `ended` is closed, by the caller or because it is gone."""
+
+    def watch() -> None:
+        ended.poll(None)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+Remark = tuple[str, type[Warning], str, int]
+"""A warning: text, category, file and line."""
+
+
+def _verify_shared(cases: Sequence[Case], settings: Settings) -> tuple[list[VerifyResult], list[Remark]]:
+    """The results of a group, and the warnings on the way, which are the caller's to show or not."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        results = _verify_group(cases, settings)
+    return results, [(str(w.message), w.category, w.filename, w.lineno) for w in caught]
 
 
 def verify_problem(problem: Conv, strategy: Strategy, config: Config | None, settings: Settings) -> VerifyResult:
@@ -50,8 +113,16 @@ def verify_problem(problem: Conv, strategy: Strategy, config: Config | None, set
 
 
 def verify_plan(plan: Plan, settings: Settings) -> VerifyResult:
-    """Verify a plan that is already lowered. Raises as `verify_cases` does."""
-    return _verify_plans([plan], settings)[0]
+    """Verify a plan that is already lowered.
+
+    Raises as `verify_cases` does, and DeviceError also where this machine cannot do it, as for want of memory.
+    """
+    [(_, found)] = _run([plan], settings)
+    if isinstance(found, MemoryError):
+        raise DeviceError(f"too little memory: {found or 'it could not be had'}") from found
+    if isinstance(found, DeviceError):
+        raise found
+    return _result(plan, settings, found)
 
 
 def _verify_group(cases: Sequence[Case], settings: Settings) -> list[VerifyResult]:
@@ -75,12 +146,17 @@ def _lower(case: Case, settings: Settings) -> Plan | VerifyResult:
 
 
 def _verify_plans(plans: Sequence[Plan], settings: Settings) -> list[VerifyResult]:
+    return [_result(plan, settings, found) for plan, found in _run(plans, settings)]
+
+
+def _run(plans: Sequence[Plan], settings: Settings) -> Iterator[tuple[Plan, VerifyResult | ConvgenError | MemoryError]]:
     run = sim.verify_group if settings.backend == "sim" else cuda.verify_group
-    pairs = zip(plans, run(plans, settings), strict=True)
-    return [found if isinstance(found, VerifyResult) else _refused(plan, settings, found) for plan, found in pairs]
+    return zip(plans, run(plans, settings), strict=True)
 
 
-def _refused(plan: Plan, settings: Settings, error: ConvgenError | MemoryError) -> VerifyResult:
-    status: Status = "wrong" if isinstance(error, SimulatorFault) else "failed"
-    reason = str(error) or type(error).__name__
+def _result(plan: Plan, settings: Settings, found: VerifyResult | ConvgenError | MemoryError) -> VerifyResult:
+    if isinstance(found, VerifyResult):
+        return found
+    status: Status = "wrong" if isinstance(found, SimulatorFault) else "failed"
+    reason = str(found) or type(found).__name__
     return VerifyResult(plan.problem, plan.strategy, settings.backend, status, reason, plan.config.as_dict())

@@ -16,8 +16,9 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
-// The alignment leaves a gap after each array, so that a read beyond one does not fall in the next.
-#define __constant__ __attribute__((aligned(4096)))
+// The alignment is twice what constant memory holds. So there is a gap after each array, whatever its size, and a read
+// beyond one does not fall in the next.
+#define __constant__ __attribute__((aligned(131072)))
 
 // For helpers whose own memory accesses the simulator must not see.
 #define CONVGEN_SIM_UNSEEN static __attribute__((noinline, no_sanitize("thread")))

@@ -44,7 +44,9 @@ static uint32_t find_site(SiteTable* table, uint64_t pc, Space space, bool write
 static bool trace(Worker* w, Thread* t, uint64_t address, uint32_t bytes, Space space, bool write, uint64_t pc) {
     if (t->trace_length == t->trace_capacity) {
         t->trace_capacity = t->trace_capacity ? 2 * t->trace_capacity : 64;
+        __atomic_store_n(&w->allocating, true, __ATOMIC_RELEASE);
         t->trace = static_cast<Access*>(realloc(t->trace, t->trace_capacity * sizeof(Access)));
+        __atomic_store_n(&w->allocating, false, __ATOMIC_RELEASE);
         if (!t->trace) abort();
     }
     const uint32_t site = find_site(w->sites, pc, space, write);

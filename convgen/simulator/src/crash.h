@@ -17,7 +17,13 @@ constexpr uint32_t kMaxWorkers = 64;
 static Worker* pool[kMaxWorkers];
 static struct sigaction former_actions[kCrashSignalCount];
 
-static void on_crash(int signal, siginfo_t* info, void* context) {
+// What a signal interrupted: `worker` is null if it was no kernel; `pc` is within the library, as a return address.
+struct Interrupted {
+    Worker* worker;
+    uint64_t pc;
+};
+
+static Interrupted interrupted(const void* context) {
     const ucontext_t* where = static_cast<const ucontext_t*>(context);
 #if defined(__x86_64__)
     const uint64_t pc = static_cast<uint64_t>(where->uc_mcontext.gregs[REG_RIP]);
@@ -25,9 +31,16 @@ static void on_crash(int signal, siginfo_t* info, void* context) {
 #else
     const uint64_t pc = where->uc_mcontext.pc, sp = where->uc_mcontext.sp;
 #endif
-    for (Worker* w : pool) {
-        if (!w || sp - reinterpret_cast<uint64_t>(w) >= kRegionBytes || !w->current) continue;
-        record(w, Fault{.pc = image_offset(reinterpret_cast<void*>(pc)) + 1,
+    Interrupted found{nullptr, image_offset(reinterpret_cast<void*>(pc)) + 1};
+    for (Worker* w : pool)
+        if (w && sp - reinterpret_cast<uint64_t>(w) < kRegionBytes && w->current) found.worker = w;
+    return found;
+}
+
+static void on_crash(int signal, siginfo_t* info, void* context) {
+    const Interrupted at = interrupted(context);
+    if (Worker* w = at.worker) {
+        record(w, Fault{.pc = at.pc,
                         .address = reinterpret_cast<uint64_t>(info->si_addr),
                         .kind = kCrash,
                         .object = static_cast<uint32_t>(signal)});

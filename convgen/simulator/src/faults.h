@@ -21,7 +21,16 @@ static void record(Worker* w, Fault fault) {
             return;
         }
     }
-    if (w->fault_count < kMaxFaults) w->fault[w->fault_count++] = fault;
+    if (w->fault_count < kMaxFaults) {
+        w->fault[w->fault_count] = fault;
+        __atomic_signal_fence(__ATOMIC_RELEASE);  // the watchdog may stop us here, and must find whole faults only
+        ++w->fault_count;
+        return;
+    }
+    Fault* last = w->fault;  // the least telling: it gives way to a cause that was found after it
+    for (Fault& known : w->fault)
+        if (known.kind > last->kind) last = &known;
+    if (fault.kind < last->kind) *last = fault;
 }
 
 // Leave the block for good: its fibers are dropped where they stand. The launch ends with it.
@@ -30,4 +39,9 @@ static void record(Worker* w, Fault fault) {
     void* dropped;
     convgen_sim_switch(&dropped, w->scheduler_stack_pointer);
     __builtin_unreachable();
+}
+
+[[noreturn]] static void give_up(Worker* w, uint64_t pc, uint32_t line = 0) {
+    record(w, Fault{.pc = pc, .kind = kEndless, .object = kNoObject, .line = line});
+    abandon(w);
 }

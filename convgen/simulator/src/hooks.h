@@ -15,6 +15,7 @@ static void count(Worker* w, Thread* t, const Touch& touch, Space space) {
 static __attribute__((noinline)) void see_memory(Worker* w, const Touch& touch) {
     const Launch* launch = w->launch;
     Thread* t = w->current;
+    if (__atomic_load_n(&w->expired, __ATOMIC_RELAXED)) give_up(w, touch.pc);
     if (t->announced_left && touch.address >= t->announced_begin && touch.address < t->announced_end) {
         t->announced_left -= touch.bytes < t->announced_left ? touch.bytes : t->announced_left;
         return;

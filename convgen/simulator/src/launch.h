@@ -9,17 +9,19 @@ struct Index3 {
 
 enum Space : uint32_t { kGlobal, kShared, kConstant, kTexture, kSpaces };
 
+// Causes before what they may lead to: faults are told in this order.
 enum FaultKind : uint32_t {
-    kOutOfBounds,
-    kMisaligned,
-    kUninitialised,
-    kRace,
-    kReadOnly,
+    kStackOverflow,
     kDivergentBarrier,
     kDeadlock,
+    kEndless,
+    kOutOfBounds,
+    kMisaligned,
+    kReadOnly,
     kTrap,
-    kStackOverflow,
     kCrash,
+    kRace,
+    kUninitialised,
 };
 
 // One fault, the first of its kind at its place, and how often it came again.
@@ -83,6 +85,7 @@ struct Launch {
     uint32_t shared_bytes;
     uint32_t check, count;
     uint32_t workers;
+    uint64_t timeout_ms;     // CPU time that one block may take; 0: as much as it likes
     const uint64_t* blocks;  // linear block indices to run, or null for all
     uint64_t block_count;
     uint64_t arena_base;  // buffer i lies in [arena_base + i * kArenaSlot, … + kArenaSlot)

@@ -4,9 +4,9 @@
 #include <sys/mman.h>
 
 #include "atomics.h"
-#include "crash.h"
 #include "hooks.h"
 #include "texture.h"
+#include "watchdog.h"
 
 static uint64_t next_block;
 static bool stopped;
@@ -28,7 +28,9 @@ static void begin_launch(Worker* w, const Launch* launch) {
     w->launch = launch;
     w->threads = launch->block.x * launch->block.y * launch->block.z;
     w->warps = (w->threads + kWarp - 1) / kWarp;
-    w->abandoned = false;
+    w->abandoned = w->expired = w->allocating = false;
+    w->ticks = 0;
+    w->ticked_block = 0;
     w->fault_count = 0;
     w->totals = Totals{};
     for (uint32_t i = 0; i < w->threads; ++i) {
@@ -44,6 +46,7 @@ static void* run_worker(void* argument) {
     Worker* w = static_cast<Worker*>(argument);
     const Launch* launch = w->launch;
     const SignalStack signal_stack;
+    const Timer timer(launch->timeout_ms);
     while (!__atomic_load_n(&stopped, __ATOMIC_RELAXED)) {
         const uint64_t i = __atomic_fetch_add(&next_block, 1, __ATOMIC_RELAXED);
         if (i >= launch->block_count) break;
@@ -93,11 +96,13 @@ EXPORT int convgen_sim_launch(Launch* launch) {
     }
     pthread_t threads[kMaxWorkers];
     catch_crashes();
+    catch_ticks();
     uint32_t started = 1;  // the caller is the first
     for (; started < workers; ++started)
         if (pthread_create(&threads[started], nullptr, run_worker, pool[started])) break;
     if (workers) run_worker(pool[0]);
     for (uint32_t i = 1; i < started; ++i) pthread_join(threads[i], nullptr);
+    stop_catching_ticks();
     stop_catching_crashes();
     for (uint32_t i = 0; i < workers; ++i) end_launch(pool[i], launch);
     return 0;

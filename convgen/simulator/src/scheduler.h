@@ -52,6 +52,7 @@ static void check_stack(Worker* w, Thread* t) {
 static void wait(Worker* w, State state) {
     Thread* t = w->current;
     check_stack(w, t);
+    if (__atomic_load_n(&w->expired, __ATOMIC_RELAXED) && state != kTraceFull) give_up(w, 0, t->line);
     w->state[t->linear] = state;
     fall_asleep(w, t);
     if (w->state[t->linear] == kRunnable) return;

@@ -66,6 +66,9 @@ struct Worker {
     uint32_t interval, block_interval;  // barrier intervals: now, and the block's first
     int barrier_result;
     bool abandoned;
+    uint64_t ticked_block;  // watchdog.h: the block of the last tick, and how many ticks it has had
+    uint32_t ticks;
+    bool expired, allocating;
     uint32_t fibers_made, free_fibers;
     uint32_t fault_count;
     Totals totals;

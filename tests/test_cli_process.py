@@ -1,0 +1,182 @@
+"""The command line as a process: its streams, signals, environment, and the processes it starts."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+CONVGEN = [sys.executable, "-m", "convgen"]
+SMALL = ["conv2d", "n=1", "c=4", "in=8x8", "k=4", "filter=3x3", "--target", "h200"]
+FULL = Path("/dev/full")
+MANY = ["verify", "--suite", "textbook", "--jobs", "2", "--target", "h200", "--backend", "sim"]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **changes}
+
+
+def run(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*CONVGEN, *arguments], env=environment(**changes), capture_output=True, encoding="utf-8", check=False
+    )
+
+
+# --- streams ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+    ids=["ascii", "C"],
+)
+@pytest.mark.parametrize(("command", "plain"), [("--help", "K=V,..."), ("explain", " us")])
+def test_any_encoding_will_do(changes: dict[str, str], command: str, plain: str) -> None:
+    large = ["conv2d", "n=8", "c=64", "in=56x56", "k=64", "filter=3x3", "--target", "h200"]
+    done = run("verify", "--help", **changes) if command == "--help" else run("explain", *large, **changes)
+    assert done.returncode == 0, done.stderr
+    assert plain in done.stdout
+    assert done.stdout.isascii()
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    with subprocess.Popen(
+        [*CONVGEN, "list", "targets"], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 0
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_told(unbuffered: str) -> None:
+    with FULL.open("w") as full:
+        done = subprocess.run(
+            [*CONVGEN, "list", "targets"],
+            env=environment(PYTHONUNBUFFERED=unbuffered),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "convgen: nothing more can be written: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("closed", "status", "out", "err"),
+    [(1, 1, "", "convgen: nothing more can be written: stdout is closed\n"), (2, 2, "", "")],
+)
+def test_a_closed_stream_is_no_bug(closed: int, status: int, out: str, err: str) -> None:
+    words = "list targets" if closed == 1 else "explain conv2d c=0.5"
+    shell = f"exec '{sys.executable}' -m convgen {words} {closed}>&-"
+    done = subprocess.run(["sh", "-c", shell], env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (status, out, err)
+
+
+def test_a_cache_that_cannot_be_written_is_told_once_and_plainly(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    # Two groups of cases, so that two processes share them: each finds the cache useless.
+    arguments = ["--suite", "conv_shapes_public", "--max-macs", "3e4", "--strategy", "direct"]
+    arguments += ["--directions", "fprop,dgrad,wgrad", "--sample", "20", "--jobs", "2"]
+    done = run(
+        "verify", *arguments, "--backend", "sim", "--target", "h200", CONVGEN_CACHE_DIR=str(tmp_path / "file" / "cache")
+    )
+    assert done.returncode == 0, done.stdout
+    [line] = [line for line in done.stderr.splitlines() if "cache" in line]
+    assert re.fullmatch(r"convgen: warning: the cache .* cannot be written .*CONVGEN_CACHE_DIR.*", line)
+
+
+# --- the simulator's compiler ---------------------------------------------------------------------------
+
+
+def test_zig_needs_neither_a_path_nor_a_home(tmp_path: Path) -> None:
+    pytest.importorskip("ziglang")
+    kept = {"PATH": "/nowhere", "PYTHONPATH": environment()["PYTHONPATH"], "CONVGEN_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([*CONVGEN, "doctor"], env=kept, capture_output=True, text=True, check=False)
+    assert re.search(r"^ok +C\+\+ compiler +\S.* -m ziglang cc \(clang version", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("wanted", ["nosuch", "g++ -O1", "/tmp", "cat", "false"])
+def test_a_compiler_that_cannot_be_used_is_refused_by_name(wanted: str) -> None:
+    done = run("verify", *SMALL, "--strategy", "direct", "--backend", "sim", CONVGEN_SIM_CXX=wanted)
+    assert done.returncode == 6
+    assert done.stderr.startswith(f"convgen: CONVGEN_SIM_CXX={wanted}: expected the name or path of g++ or clang++")
+    assert done.stderr.count("\n") == 1
+    told = run("doctor", CONVGEN_SIM_CXX=wanted)
+    assert re.search(rf"^-- +C\+\+ compiler +CONVGEN_SIM_CXX={re.escape(wanted)}: ", told.stdout, re.MULTILINE)
+
+
+# --- signals --------------------------------------------------------------------------------------------
+
+
+def _children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(word) for word in found.split()]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@contextmanager
+def _verifying() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A command in a session of its own once its two workers (and Python's resource tracker) have started."""
+    with subprocess.Popen(
+        [*CONVGEN, *MANY],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while len(_children(process.pid)) < 3 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            yield process, _children(process.pid)
+        finally:
+            process.kill()
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
+
+
+@needs_proc
+@pytest.mark.parametrize("wait", [0.0, 1.5])
+@pytest.mark.parametrize(
+    ("number", "to_all", "status", "said"),
+    [
+        (signal.SIGINT, True, 130, "interrupted\n"),
+        (signal.SIGTERM, False, 143, ""),
+        (signal.SIGKILL, False, -9, None),
+    ],
+)
+def test_workers_end_with_the_command(
+    number: signal.Signals, to_all: bool, status: int, said: str | None, wait: float
+) -> None:
+    with _verifying() as (process, children):
+        assert len(children) == 3
+        time.sleep(wait)
+        (os.killpg if to_all else os.kill)(process.pid, number)
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == status
+        assert said is None or err == said
+        deadline = time.monotonic() + 20
+        while any(map(_is_alive, children)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(map(_is_alive, children))

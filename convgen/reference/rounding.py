@@ -54,6 +54,8 @@ def round_to(values: Array, dtype: DType, xp: Module = numpy) -> Array:
     values = xp.asarray(values, dtype=xp.float64)
     if dtype.is_integer:
         return xp.clip(xp.rint(values), *INTEGER_RANGE[dtype])
+    if dtype is DType.FP32:  # the processor's own rounding, which large problems need
+        return values.astype(xp.float32).astype(xp.float64)
     form = FORMATS[dtype]
     exponent = xp.maximum(xp.frexp(values)[1], form.least_exponent + 1) - form.digits
     rounded = xp.ldexp(xp.rint(xp.ldexp(values, -exponent)), exponent)

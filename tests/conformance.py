@@ -83,6 +83,19 @@ def require_terms_to_vanish(strategy: Strategy, config: Config) -> None:
     np.testing.assert_array_equal(dx[0, 0], expected)
 
 
+def require_refusal(strategy: Strategy, problem: str, config: Config, rule: str) -> None:
+    """`check` refuses the config, and its message has the words `rule`."""
+    with pytest.raises(ConfigError, match=rule):
+        strategy.check(Conv.parse(problem), config, TARGET)
+
+
+def require_reason(strategy: Strategy, problem: str, reason: str) -> None:
+    """`why_not` gives a reason that has the words `reason`."""
+    found = strategy.why_not(Conv.parse(problem), TARGET)
+    assert found is not None
+    assert reason in found
+
+
 class StrategyConformance:
     """Inherit and set `strategy`."""
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conformance import TARGET, StrategyConformance, require_right, require_terms_to_vanish
+from conformance import (
+    TARGET,
+    StrategyConformance,
+    require_reason,
+    require_refusal,
+    require_right,
+    require_terms_to_vanish,
+)
 
-from convgen.errors import ConfigError
 from convgen.lowering import lower
 from convgen.problem import Conv
 from convgen.reference import make_inputs
@@ -102,8 +108,7 @@ def test_the_core_is_read_from_shared_memory_and_the_halo_from_global() -> None:
     ],
 )
 def test_illegal_configs_are_refused_by_rule(problem: str, changes: dict[str, int | str], rule: str) -> None:
-    with pytest.raises(ConfigError, match=rule):
-        STRATEGY.check(Conv.parse(problem), config(**changes), TARGET)
+    require_refusal(STRATEGY, problem, config(**changes), rule)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +122,4 @@ def test_illegal_configs_are_refused_by_rule(problem: str, changes: dict[str, in
     ],
 )
 def test_what_does_not_fit_is_said(problem: str, reason: str) -> None:
-    found = STRATEGY.why_not(Conv.parse(problem), TARGET)
-    assert found is not None
-    assert reason in found
+    require_reason(STRATEGY, problem, reason)

@@ -6,9 +6,15 @@ import math
 
 import numpy as np
 import pytest
-from conformance import TARGET, StrategyConformance, require_right, require_terms_to_vanish
+from conformance import (
+    TARGET,
+    StrategyConformance,
+    require_reason,
+    require_refusal,
+    require_right,
+    require_terms_to_vanish,
+)
 
-from convgen.errors import ConfigError
 from convgen.gather import gather
 from convgen.lowering import lower
 from convgen.problem import Conv
@@ -216,8 +222,7 @@ def test_the_image_default_is_coalesced_and_free_of_bank_conflicts() -> None:
     ],
 )
 def test_illegal_configs_are_refused_by_rule(problem: str, changes: dict[str, int | str], rule: str) -> None:
-    with pytest.raises(ConfigError, match=rule):
-        STRATEGY.check(Conv.parse(problem), config(**changes), TARGET)
+    require_refusal(STRATEGY, problem, config(**changes), rule)
 
 
 @pytest.mark.parametrize(
@@ -231,9 +236,7 @@ def test_illegal_configs_are_refused_by_rule(problem: str, changes: dict[str, in
     ],
 )
 def test_what_does_not_fit_is_said(problem: str, reason: str) -> None:
-    found = STRATEGY.why_not(Conv.parse(problem), TARGET)
-    assert found is not None
-    assert reason in found
+    require_reason(STRATEGY, problem, reason)
 
 
 def test_shared_memory_is_what_the_picture_says() -> None:

@@ -7,6 +7,7 @@ through DLPack because a DLPack import takes longer than a small convolution.
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -86,6 +87,14 @@ def native(name: str, array: Any) -> tuple[Library, Any]:
         f"{name} is a {type(array).__module__}.{type(array).__qualname__}, not an array in GPU memory: pass a CuPy "
         "array, a CUDA tensor, or anything with __cuda_array_interface__ or DLPack; cupy.asarray moves a NumPy array"
     )
+
+
+def wrong_names(what: str, arrays: Mapping[str, Any], names: Collection[str]) -> UsageError:
+    """What to raise where the arrays ("inputs" or "outputs") are not those that the problem has."""
+    unknown = [str(name) for name in arrays if name not in names]
+    missing = sorted(name for name in names if name not in arrays)
+    problem = f"unknown {', '.join(unknown)}" if unknown else f"{', '.join(missing)} missing"
+    return UsageError(f"{what}: {problem}; the problem has {', '.join(sorted(names))}")
 
 
 def stream_handle(stream: Any) -> int:

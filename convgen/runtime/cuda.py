@@ -20,7 +20,7 @@ from convgen.errors import UsageError
 from convgen.plan import CopyToSymbol, Launch, Memset, Plan, TextureArg, WorkspaceArg, extent_at
 from convgen.problem import TensorSpec
 from convgen.render import render
-from convgen.runtime.arrays import ACCEPTED_DTYPES, Library, View, native, stream_handle
+from convgen.runtime.arrays import ACCEPTED_DTYPES, Library, View, native, stream_handle, wrong_names
 from convgen.runtime.driver import ActiveContext, check, driver, is_capturing, relaxed_capture
 from convgen.runtime.module import Module, address_key, create_texture, load_module
 
@@ -85,9 +85,9 @@ class CudaProgram:
         """
         given = outputs or {}
         if inputs.keys() != self._input_names:
-            raise _wrong_names("inputs", inputs, self._input_names)
+            raise wrong_names("inputs", inputs, self._input_names)
         if not given.keys() <= self._output_names:
-            raise _wrong_names("outputs", given, self._output_names)
+            raise wrong_names("outputs", given, self._output_names)
         library, first = native(self._first, inputs[self._first])
         view = library.view(first)
         device = view.device
@@ -311,13 +311,6 @@ def _tensor(plan: Plan, spec: TensorSpec) -> _Tensor:
 
 
 # --- arrays to addresses -----------------------------------------------------------------------------------
-
-
-def _wrong_names(what: str, arrays: Mapping[str, Any], names: set[str]) -> UsageError:
-    unknown = [name for name in arrays if name not in names]
-    missing = sorted(name for name in names if name not in arrays)
-    problem = f"unknown {', '.join(unknown)}" if unknown else f"{', '.join(missing)} missing"
-    return UsageError(f"{what}: {problem}; the problem has {', '.join(sorted(names))}")
 
 
 def _input(tensor: _Tensor, array: Any, call: _Call) -> tuple[int, Any]:

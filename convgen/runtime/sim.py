@@ -25,6 +25,7 @@ from convgen.plan import (
     extent_at,
 )
 from convgen.problem import Conv, DType, TensorSpec
+from convgen.runtime.arrays import wrong_names
 from convgen.runtime.physical import check_array, check_writable, flat, unflat
 from convgen.runtime.sampling import BlockSample
 from convgen.simulator import Argument, Block, Fault, FaultKind, Library, Memory, Mode, Report, Texture, Unit
@@ -225,11 +226,8 @@ def _check_names(what: str, arrays: Any, specs: Sequence[TensorSpec]) -> None:
     names = sorted(spec.name for spec in specs)
     if not isinstance(arrays, Mapping):
         raise UsageError(f"{what}: a {type(arrays).__qualname__}, expected a mapping of {', '.join(names)} to arrays")
-    unknown = [str(name) for name in arrays if name not in names]
-    missing = [name for name in names if name not in arrays]
-    if unknown or missing:
-        problem = f"unknown {', '.join(unknown)}" if unknown else f"{', '.join(missing)} missing"
-        raise UsageError(f"{what}: {problem}; the problem has {', '.join(names)}")
+    if set(arrays) != set(names):
+        raise wrong_names(what, arrays, names)
 
 
 _NOWHERE = ((0, 0, 0), (0, 0, 0))

@@ -11,7 +11,7 @@ from convgen.compiler import Binary, Job, compile_many
 from convgen.errors import ConvgenError, DeviceError
 from convgen.plan import Plan
 from convgen.problem import TensorSpec
-from convgen.reference import InputKind, sample_indices
+from convgen.reference import sample_indices
 from convgen.render import render
 from convgen.runtime.cuda import CudaProgram, load
 from convgen.toolkit import INSTALL
@@ -61,7 +61,7 @@ def _run(plan: Plan, binary: Binary, settings: Settings, oracles: Oracles) -> Ve
     result: VerifyResult | None = None
     with load(plan, binary) as program:
         for kind in input_kinds(plan.problem, settings):
-            latest = _run_once(program, settings, oracles.of(plan.problem, kind), kind)
+            latest = _run_once(program, settings, oracles.of(plan.problem, kind))
             if latest.status != "ok":
                 return latest
             result = latest if result is None else result.joined(latest)
@@ -69,7 +69,7 @@ def _run(plan: Plan, binary: Binary, settings: Settings, oracles: Oracles) -> Ve
     return result
 
 
-def _run_once(program: CudaProgram, settings: Settings, oracle: Oracle, kind: InputKind) -> VerifyResult:
+def _run_once(program: CudaProgram, settings: Settings, oracle: Oracle) -> VerifyResult:
     xp, plan = oracle.xp, program.plan
     [spec] = oracle.problem.outputs
     memory, output = _guarded(spec, xp)
@@ -87,7 +87,7 @@ def _run_once(program: CudaProgram, settings: Settings, oracle: Oracle, kind: In
         comparison = oracle.judge(output)
     else:
         comparison = oracle.judge_sampled(output, sample_indices(oracle.problem, COMPARED_ELEMENTS, settings.seed))
-    return outcome(plan, settings, comparison, kind, fault=fault)
+    return outcome(plan, settings, oracle, comparison, fault=fault)
 
 
 def _guarded(spec: TensorSpec, xp: Any) -> tuple[Any, Any]:

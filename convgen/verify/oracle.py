@@ -52,8 +52,13 @@ class Oracle:
 
     problem: Conv
     values: Mapping[str, Any]
-    model: ErrorModel
+    kind: InputKind
     xp: Any = numpy
+
+    @functools.cached_property
+    def model(self) -> ErrorModel:
+        """The arithmetic that the kernel is held to."""
+        return exact_model(self.problem) if self.kind == "small_integers" else strict_model(self.problem)
 
     def stored(self, name: str) -> Any:
         """A tensor's values as its type stores them, in logical order."""
@@ -95,8 +100,7 @@ class Oracles:
             self._problem = fixed
         if kind not in self._known:
             values = make_inputs(fixed, self._settings.seed, kind, self._xp)
-            model = exact_model(fixed) if kind == "small_integers" else strict_model(fixed)
-            self._known[kind] = Oracle(fixed, values, model, self._xp)
+            self._known[kind] = Oracle(fixed, values, kind, self._xp)
         return self._known[kind]
 
 
@@ -114,8 +118,8 @@ def _is_large(problem: Conv) -> bool:
 def outcome(
     plan: Plan,
     settings: Settings,
+    oracle: Oracle,
     comparison: Comparison,
-    kind: InputKind,
     *,
     sanitized: bool = False,
     fault: str = "",
@@ -123,19 +127,19 @@ def outcome(
     """The result of a run that was compared; a fault makes it wrong whatever its numbers."""
     worst = comparison.worst
     finite = worst is not None and all(map(math.isfinite, (worst.got, worst.reference)))
-    size = fixed_batch(plan.problem).outputs[0].size
+    size = oracle.problem.outputs[0].size
     right = comparison.ok and not fault
     return VerifyResult(
         problem=plan.problem,
         strategy=plan.strategy,
         backend=settings.backend,
         status="ok" if right else "wrong",
-        reason="" if right else fault or f"{comparison.report()} ({kind} inputs)",
+        reason="" if right else fault or f"{comparison.report()} ({oracle.kind} inputs)",
         config=plan.config.as_dict(),
         max_error=abs(worst.got - worst.reference) if worst and finite else None,
         bound=worst.bound if worst else None,
         compared=comparison.count,
         coverage=comparison.count / size if size else 1.0,
         sanitized=sanitized,
-        exact=kind == "small_integers",
+        exact=oracle.model.eps_acc == 0.0,
     )

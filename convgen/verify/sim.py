@@ -109,7 +109,7 @@ def _run(
         fault = "\n".join(map(str, ran.report.faults))
         written = ran.written[oracle.problem.outputs[0].name]
         comparison = _compare(oracle, output, written)
-        latest = outcome(plan, settings, comparison, kind, sanitized=sanitized, fault=fault)
+        latest = outcome(plan, settings, oracle, comparison, sanitized=sanitized, fault=fault)
         if latest.status != "ok":
             return latest
         result = latest if result is None else result.joined(latest)

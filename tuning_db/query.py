@@ -1,0 +1,146 @@
+"""Questions to a tuning database: what won where, by how much, what failed and why, what is covered."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, and_, func, select, true
+
+from tuning_db import schema
+from tuning_db.database import Database
+from tuning_db.records import Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What to look at; a field left empty lets everything pass. `text` is a part of the problem's text, in which `*`
+    stands for anything."""
+
+    op: str = ""
+    direction: str = ""
+    dtype: str = ""
+    layout: str = ""
+    family: str = ""
+    device: str = ""
+    problem: str = ""
+    text: str = ""
+
+    def condition(self) -> ColumnElement[bool]:
+        """On `schema.task`, for the methods of Database."""
+        k = schema.task.c
+        names = ("op", "direction", "dtype", "layout", "family", "device", "problem")
+        wanted = [k[name] == value for name in names if (value := getattr(self, name))]
+        if self.text:
+            escaped = self.text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_").replace("*", "%")
+            wanted.append(k.problem.like(f"%{escaped}%", escape="\\"))
+        return and_(true(), *wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A task's winner, and how many times as fast it is as what it is held against (None: not known)."""
+
+    winner: Trial
+    over_default: float | None
+    """What runs untuned, measured in the same run."""
+    over_runner_up: float | None
+    """The fastest of another strategy in the same run."""
+    over_best_peer: float | None
+    best_peer: str
+    ties: int
+    """Finalists of the run that cannot be told from it."""
+
+
+def standings(database: Database, chosen: Filter | None = None) -> list[Standing]:
+    """One row a task, by problem."""
+    where = (chosen or Filter()).condition()
+    trials: dict[tuple[tuple[str, str, str, int], str], list[Trial]] = {}
+    for trial in database.trials(where):
+        if trial.status == "ok":
+            trials.setdefault((trial.task.identity, trial.run), []).append(trial)
+    peers: dict[tuple[str, str, str, int], tuple[float, str]] = {}
+    for peer in database.peers(where):
+        peers[peer.task.identity] = min(peers.get(peer.task.identity, (math.inf, "")), (peer.seconds, peer.peer))
+    found = []
+    for winner in database.best_trials(where):
+        assert winner.seconds is not None
+        rivals = trials.get((winner.task.identity, winner.run), [])
+        defaults = [t.seconds for t in rivals if t.origin == "default" and t.seconds]
+        others = [t.seconds for t in rivals if t.strategy != winner.strategy and t.seconds]
+        peer_seconds, peer_name = peers.get(winner.task.identity, (None, ""))
+        found.append(
+            Standing(
+                winner,
+                min(defaults) / winner.seconds if defaults else None,
+                min(others) / winner.seconds if others else None,
+                peer_seconds / winner.seconds if peer_seconds else None,
+                peer_name,
+                sum(t.tied for t in rivals),
+            )
+        )
+    return found
+
+
+def failures(database: Database, chosen: Filter | None = None) -> dict[tuple[str, str], list[Trial]]:
+    """Trials that did not go well, by (strategy, status)."""
+    t = schema.trial.c
+    found: dict[tuple[str, str], list[Trial]] = {}
+    for trial in database.trials(and_((chosen or Filter()).condition(), t.status != "ok")):
+        found.setdefault((trial.strategy, trial.status), []).append(trial)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Which of some problems have a winner on a device."""
+
+    known: tuple[str, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def fraction(self) -> float:
+        return len(self.known) / max(len(self.known) + len(self.missing), 1)
+
+
+def coverage(database: Database, problems: Sequence[str], device: str) -> Coverage:
+    """Of canonical problem texts, those with a winner on the device and those without."""
+    known = {trial.task.problem for trial in database.best_trials(Filter(device=device).condition())}
+    return Coverage(tuple(p for p in problems if p in known), tuple(p for p in problems if p not in known))
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """How much a database holds."""
+
+    tasks: int
+    runs: int
+    trials: int
+    peers: int
+    statuses: dict[str, int]
+    devices: tuple[str, ...]
+    schema_version: int
+    nbytes: int | None
+    """Of the file, if it is one."""
+
+
+def stats(database: Database) -> Stats:
+    """Counts of everything."""
+    with database.reading() as connection:
+        tables = (schema.task, schema.run, schema.trial, schema.peer)
+        counts = [int(connection.execute(select(func.count()).select_from(table)).scalar_one()) for table in tables]
+        statuses = Counter(connection.execute(select(schema.trial.c.status)).scalars().all())
+        devices = sorted(set(connection.execute(select(schema.task.c.device).distinct()).scalars().all()))
+    nbytes = database.path.stat().st_size if database.path is not None and database.path.is_file() else None
+    return Stats(
+        counts[0],
+        counts[1],
+        counts[2],
+        counts[3],
+        dict(sorted(statuses.items())),
+        tuple(devices),
+        database.version,
+        nbytes,
+    )

@@ -18,8 +18,11 @@ LAYERS = (
     ("gather", "binding"),
     ("strategies",),
     ("lowering", "render", "reference"),
-    ("compiler", "resources", "launcher", "artifact", "simulator", "runtime", "measure"),
+    ("compiler", "resources", "launcher", "artifact", "simulator", "runtime", "measure", "processes"),
     ("verify", "explain", "doctor"),
+    ("tuner",),
+    ("bench",),
+    ("api",),
     ("cli", "__init__", "__main__"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
@@ -31,6 +34,12 @@ OWNERS = {
     "cuda": {"compiler", "runtime"},
     "elftools": {"simulator"},
     "ziglang": {"simulator"},
+    "optuna": {"tuner"},
+    "rich": {"cli"},
+    "torch": {"bench"},
+    "cudnn": {"bench"},
+    "matplotlib": {"bench"},
+    "tuning_db": {"tuner", "bench", "api", "cli"},
 }
 """Outside libraries and the parts that may import them."""
 
@@ -102,7 +111,14 @@ def test_parts_do_not_import_one_another_in_a_circle() -> None:
 
 
 def test_no_file_is_longer_than_500_lines() -> None:
-    folders = (PACKAGE, PACKAGE.parent / "templates", PACKAGE.parent / "tests")
+    folders = (PACKAGE, *(PACKAGE.parent / name for name in ("tuning_db", "templates", "tests")))
     files = [f for folder in folders for f in folder.rglob("*") if f.suffix in (".py", ".j2", ".cuh", ".h", ".cpp")]
     long = {str(f.relative_to(PACKAGE.parent)): n for f in files if (n := len(f.read_text().splitlines())) > 500}
     assert not long
+
+
+def test_the_tuning_database_stands_beside() -> None:
+    for path in sorted((PACKAGE.parent / "tuning_db").rglob("*.py")):
+        for module, _ in _imports(path):
+            top = module.partition(".")[0]
+            assert top in {"tuning_db", "sqlalchemy"} | sys.stdlib_module_names, f"{path.name} imports {module}"

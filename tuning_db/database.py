@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, insert, select
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from tuning_db import schema
 from tuning_db.errors import DatabaseError

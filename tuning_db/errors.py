@@ -4,7 +4,14 @@ from __future__ import annotations
 
 
 class DatabaseError(Exception):
-    """A tuning database that cannot be used as asked; the message says which, why, and the next step."""
+    """A tuning database that cannot be used as asked; the message says which, why, and the next step.
+
+    `damaged` tells whether the file itself is broken, so that no later try can succeed.
+    """
+
+    def __init__(self, message: str, *, damaged: bool = False) -> None:
+        super().__init__(message)
+        self.damaged = damaged
 
 
 class TuningDatabaseWarning(UserWarning):

@@ -176,12 +176,16 @@ def _opened(name: str) -> Database | None:
             return None
         return open_database(place)
     except (DatabaseError, OSError) as error:
-        try:
-            if isinstance(place, Path) and place.is_file():
-                return open_database(place, read_only=True)
-        except (DatabaseError, OSError):
-            pass
-        warnings.warn(f"the {name} tuning database is left out: {error}", TuningDatabaseWarning, stacklevel=3)
+        readable = _opened_to_read(place)
+        done = "is left out" if readable is None else "is only read; what is tuned now is known to this process only"
+        warnings.warn(f"the {name} tuning database {done}: {error}", TuningDatabaseWarning, stacklevel=3)
+        return readable
+
+
+def _opened_to_read(place: object) -> Database | None:
+    try:
+        return open_database(place, read_only=True) if isinstance(place, Path) and place.is_file() else None
+    except (DatabaseError, OSError):
         return None
 
 

@@ -1,0 +1,40 @@
+"""Records for the tests of the tuning database."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tuning_db import Peer, Run, Task, Toolchain, Trial
+
+NOW = Toolchain("code-1", "NVRTC 13.0", 2)
+BEFORE = Toolchain("code-0", "NVRTC 13.0", 2)
+CURRENT = {"direct": NOW, "im2col": NOW}
+
+
+def a_task(problem: str = "conv2d c=64 k=128 in=56x56 filter=3x3", **changes: Any) -> Task:
+    values: dict[str, Any] = {
+        "op": "conv2d", "direction": "fprop", "dtype": "fp32", "layout": "nchw", "device": "h200", "capability": "9.0",
+        "sm_count": 132, "family": "textbook",
+    }  # fmt: skip
+    return Task(problem, **{**values, **changes})
+
+
+def a_trial(seconds: float | None = 1e-4, task: Task | None = None, **changes: Any) -> Trial:
+    values: dict[str, Any] = {
+        "run": "run-1", "strategy": "direct", "config": {"tile": 4, "filter": "constant", "split": False},
+        "toolchain": NOW, "status": "ok", "stage": "confirm", "created": "2026-11-30T00:00:00+00:00",
+    }  # fmt: skip
+    return Trial(task or a_task(), seconds=seconds, **{**values, **changes})
+
+
+def a_failure(status: str, **changes: Any) -> Trial:
+    return a_trial(None, status=status, reason=f"it ended in {status}", **changes)
+
+
+def a_peer(seconds: float = 2e-4, peer: str = "cudnn_nchw", **changes: Any) -> Peer:
+    return Peer(changes.pop("task", a_task()), peer, seconds, version=changes.pop("version", "cuDNN 9.19.0"), **changes)
+
+
+def a_run(**changes: Any) -> Run:
+    values: dict[str, Any] = {"id": "run-1", "task": a_task(), "started": "2026-11-30T00:00:00+00:00"}
+    return Run(**{**values, **changes})

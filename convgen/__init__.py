@@ -1,4 +1,6 @@
-"""Generates, verifies and compiles CUDA kernels for convolutions.
+"""Generates, verifies, tunes and compiles CUDA kernels for convolutions.
+
+`convgen.conv2d(x, w, …)` computes one of arrays. From a problem to its source and binary it is five lines:
 
     from convgen import Conv, Target, compile_cuda, get_strategy, lower
     from convgen.render import render
@@ -17,6 +19,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from convgen.api import (
+        PreparedWeight,
+        conv1d,
+        conv2d,
+        conv3d,
+        conv_transpose1d,
+        conv_transpose2d,
+        conv_transpose3d,
+        decisions,
+        prepare,
+        tuning,
+    )
     from convgen.compiler import Binary, compile_cuda
     from convgen.errors import (
         CompileError,
@@ -76,6 +90,7 @@ __all__ = [
     "NotApplicableError",
     "PadMode",
     "Plan",
+    "PreparedWeight",
     "Problem",
     "ProblemError",
     "RuntimeSize",
@@ -89,18 +104,27 @@ __all__ = [
     "all_strategies",
     "applicable",
     "compile_cuda",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "decisions",
     "explain_problem",
     "fold_batch_norm",
     "get_strategy",
     "load_suite",
     "lower",
     "parse_problem",
+    "prepare",
     "problem_from_json",
+    "tuning",
     "verify_problem",
 ]
 
 # In the order in which they import one another, so that a light name never loads a heavy module.
-_MODULES = ("errors", "problem", "target", "plan", "strategies", "lowering", "compiler", "explain", "verify")
+_MODULES = ("errors", "problem", "target", "plan", "strategies", "lowering", "compiler", "explain", "verify", "api")
 
 
 def __getattr__(name: str) -> Any:

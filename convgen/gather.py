@@ -27,6 +27,7 @@ border mode sums over every padded position that reads pixel o (its preimages).
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -132,6 +133,7 @@ class Gather:
         return self.q != 0 and self.taps > 0
 
 
+@functools.lru_cache(maxsize=128)
 def gather(problem: Conv) -> Gather:
     """The gather form of `problem`."""
     concrete = problem.at(problem.typical_batch)

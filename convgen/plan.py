@@ -2,12 +2,16 @@
 
 A plan is data. It says nothing of arrays, streams or compilers, so the same plan is launched on a GPU,
 run in the simulator, printed into `manifest.json`, or written out as a C launcher.
+
+A step that depends on the weights alone (a filter transform into a workspace buffer, a copy into constant memory) is
+a *prepare* step: with weights declared constant it runs once. Which steps those are follows from what each reads and
+writes (`binding.preparation`), so a strategy need not say.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +98,11 @@ class Param:
 
     name: str
     ctype: str
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the kernel may write what it points to."""
+        return self.ctype.rstrip().endswith("*") and not self.ctype.startswith("const ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +213,17 @@ class Plan:
 
     def workspace_bytes(self, n: int) -> int:
         """Bytes of workspace for a batch of `n`."""
-        return sum(_padded(buffer, n) for buffer in self.workspace)
+        return self.arranged(n, [buffer.name for buffer in self.workspace])[0]
 
     def workspace_offsets(self, n: int) -> dict[str, int]:
         """Bytes from the start of the workspace to each of its buffers, for a batch of `n`."""
-        starts = itertools.accumulate((_padded(buffer, n) for buffer in self.workspace), initial=0)
-        return {buffer.name: start for buffer, start in zip(self.workspace, starts, strict=False)}
+        return self.arranged(n, [buffer.name for buffer in self.workspace])[1]
+
+    def arranged(self, n: int, names: Collection[str]) -> tuple[int, dict[str, int]]:
+        """Those buffers one after the other, for a batch of `n`: the bytes of all, and where each begins."""
+        chosen = [buffer for buffer in self.workspace if buffer.name in names]
+        ends = list(itertools.accumulate((_padded(buffer, n) for buffer in chosen), initial=0))
+        return ends[-1], {buffer.name: start for buffer, start in zip(chosen, ends, strict=False)}
 
 
 def _padded(buffer: Buffer, n: int) -> int:

@@ -46,13 +46,22 @@ def template_variables(template: str) -> frozenset[str]:
     """Every variable the template and the files it includes take from a strategy's constants."""
     env = environment()
     names: set[str] = set()
-    pending, seen = [template], set()
+    for file in template_files(template):
+        names |= jinja2.meta.find_undeclared_variables(env.parse(file.read_text(encoding="utf-8")))
+    return frozenset(names)
+
+
+def template_files(template: str) -> tuple[Path, ...]:
+    """The template and all that it includes, in a fixed order; none if there is no template of that name."""
+    env = environment()
+    found: dict[str, Path] = {}
+    pending = [template]
     while pending:
         name = pending.pop()
-        if name in seen:
+        file = template_root() / name
+        if name in found or not file.is_file():
             continue
-        seen.add(name)
-        tree = env.parse((template_root() / name).read_text(encoding="utf-8"))
-        names |= jinja2.meta.find_undeclared_variables(tree)
+        found[name] = file
+        tree = env.parse(file.read_text(encoding="utf-8"))
         pending += [t for t in jinja2.meta.find_referenced_templates(tree) if t is not None]
-    return frozenset(names)
+    return tuple(found[name] for name in sorted(found))

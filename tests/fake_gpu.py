@@ -8,11 +8,46 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
+
+from convgen.compiler import Binary
+from convgen.plan import Plan
+from convgen.runtime import arrays, bound, cuda, driver, module, prepared
+from convgen.runtime.cuda import CudaProgram, load
+
+
+class Fake:
+    """The fake GPU and the programs that run on it."""
+
+    def __init__(self) -> None:
+        self.driver = FakeDriver()
+        self.torch = FakeTorch()
+
+    def program(self, plan: Plan) -> CudaProgram:
+        return load(plan, Binary("sm_90a", b"\x7fELF", "", "", (), "key", "NVRTC", 0.0))
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[Fake]:
+    """A fake GPU in place of the driver and of PyTorch."""
+    fake = Fake()
+    with pytest.MonkeyPatch.context() as patch:
+        for part in (driver, cuda, module, bound, prepared):
+            patch.setattr(part, "driver", lambda: fake.driver)
+        patch.setitem(sys.modules, "torch", fake.torch)
+        known = dict(arrays.libraries)
+        arrays.libraries.clear()
+        driver.primary_context.cache_clear()
+        yield fake
+        driver.primary_context.cache_clear()
+        arrays.libraries.clear()
+        arrays.libraries.update(known)
 
 
 class FakeTensor:
@@ -24,6 +59,7 @@ class FakeTensor:
         self.dtype = f"torch.{dtype or array.dtype.name}"
         self.device = device
         self.is_cuda = is_cuda
+        self.requires_grad = False
 
     def data_ptr(self) -> int:
         return int(self.array.ctypes.data)
@@ -36,6 +72,12 @@ class FakeTensor:
 
     def detach(self) -> FakeTensor:
         return self
+
+    def new_empty_strided(self, shape: Any, strides: Any) -> FakeTensor:
+        return sys.modules["torch"].empty_strided(shape, strides, self.dtype, self.device)  # type: ignore[no-any-return]
+
+    def __getitem__(self, key: Any) -> FakeTensor:
+        return FakeTensor(self.array[key], self.dtype.removeprefix("torch."), self.device)
 
     def copy_(self, source: FakeTensor) -> None:
         self.array[...] = source.array
@@ -64,8 +106,11 @@ class FakeTorch(types.ModuleType):
     def __init__(self) -> None:
         super().__init__("torch")
         self.stream = 7
+        self.device = 0
+        self.grad = False
         self.allocated: list[tuple[int, int]] = []
         self.cuda = types.SimpleNamespace(
+            current_device=lambda: self.device,
             current_stream=lambda device: types.SimpleNamespace(cuda_stream=self.stream),
             default_stream=lambda device: 0,
             ExternalStream=lambda stream, device: stream,
@@ -77,6 +122,9 @@ class FakeTorch(types.ModuleType):
         before, self.stream = self.stream, stream
         yield
         self.stream = before
+
+    def is_grad_enabled(self) -> bool:
+        return self.grad
 
     def empty_strided(self, shape: Any, strides: Any, dtype: str, device: int) -> FakeTensor:
         element = np.dtype(dtype.removeprefix("torch."))
@@ -102,6 +150,7 @@ class FakeDriver:
     """`cuda.bindings.driver` as far as the runtime uses it. `calls` records what reached it."""
 
     CUfunction_attribute = types.SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
+    CUevent_flags = types.SimpleNamespace(CU_EVENT_DISABLE_TIMING=2)
     CUstreamCaptureMode = types.SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
     CUstreamCaptureStatus = types.SimpleNamespace(CU_STREAM_CAPTURE_STATUS_NONE=0)
     CUarray_format = types.SimpleNamespace(
@@ -121,6 +170,8 @@ class FakeDriver:
         self.capturing = False
         self.capture_mode = 0
         self.load_status = OK
+        self.launch_status = OK
+        self.event_status = OK
         self.current = 0
 
     def names(self) -> list[str]:
@@ -145,6 +196,32 @@ class FakeDriver:
     def cuCtxPopCurrent(self) -> tuple[Any, ...]:  # noqa: N802
         self.current = 0
         return OK, 0
+
+    def cuCtxSetCurrent(self, context: int) -> tuple[Any, ...]:  # noqa: N802
+        self.current = context
+        self.calls.append(("set context", context))
+        return (OK,)
+
+    def cuEventCreate(self, flags: int) -> tuple[Any, ...]:  # noqa: N802
+        assert flags == 2
+        return OK, 900
+
+    def cuEventRecord(self, event: int, stream: int) -> tuple[Any, ...]:  # noqa: N802
+        self.calls.append(("record", stream))
+        return (OK,)
+
+    def cuEventQuery(self, event: int) -> tuple[Any, ...]:  # noqa: N802
+        assert self.capture_mode == 2
+        return (self.event_status,)
+
+    def cuEventSynchronize(self, event: int) -> tuple[Any, ...]:  # noqa: N802
+        assert self.capture_mode == 2
+        self.calls.append(("wait for event",))
+        return (OK,)
+
+    def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> tuple[Any, ...]:  # noqa: N802
+        self.calls.append(("stream waits", stream))
+        return (OK,)
 
     def cuCtxSynchronize(self) -> tuple[Any, ...]:  # noqa: N802
         self.calls.append(("synchronize",))
@@ -215,6 +292,8 @@ class FakeDriver:
         self, function: Any, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, shared: int, stream: int,
         pointers: int, extra: int,
     ) -> tuple[Any, ...]:  # fmt: skip
+        if self.launch_status:
+            return (self.launch_status,)
         module, name = function
         self.calls.append(("launch", name, (gx, gy, gz), (bx, by, bz), shared, stream))
         getattr(self, f"_{name}")(pointers, self.modules[module])

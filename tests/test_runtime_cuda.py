@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import types
 from collections.abc import Iterator
@@ -11,46 +10,21 @@ from typing import Any
 import hand_plans
 import numpy as np
 import pytest
-from fake_gpu import FakeDriver, FakeTensor, FakeTorch, Status, aligned, tensor
+from fake_gpu import Fake, FakeTensor, Status, aligned, installed, tensor
 
-from convgen.compiler import Binary
 from convgen.errors import DeviceError, ProblemError, UsageError
-from convgen.plan import Plan
 from convgen.problem import Conv
-from convgen.runtime import arrays
 from convgen.runtime import cuda as runtime
-from convgen.runtime import driver as driver_module
-from convgen.runtime import module as loaded
-from convgen.runtime.cuda import CudaProgram, load
 from convgen.target import Target
 
 H200 = Target.preset("h200")
 LENGTH = hand_plans.LENGTH
 
 
-class Fake:
-    """The fake GPU and the programs that run on it."""
-
-    def __init__(self) -> None:
-        self.driver = FakeDriver()
-        self.torch = FakeTorch()
-
-    def program(self, plan: Plan) -> CudaProgram:
-        return load(plan, Binary("sm_90a", b"\x7fELF", "", "", (), "key", "NVRTC", 0.0))
-
-
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
-    fake = Fake()
-    monkeypatch.setattr(driver_module, "driver", lambda: fake.driver)
-    monkeypatch.setattr(runtime, "driver", lambda: fake.driver)
-    monkeypatch.setattr(loaded, "driver", lambda: fake.driver)
-    monkeypatch.setitem(sys.modules, "torch", fake.torch)
-    driver_module.primary_context.cache_clear()
-    arrays._by_type.clear()
-    yield fake
-    driver_module.primary_context.cache_clear()
-    arrays._by_type.clear()
+def gpu() -> Iterator[Fake]:
+    with installed() as fake:
+        yield fake
 
 
 def _random(*shape: int) -> Any:

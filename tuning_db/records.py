@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Mapping
@@ -26,18 +25,8 @@ STATUSES = (
 BAD_STATUSES = ("illegal_access", "hang", "worker_died")
 """Those after which the same source is not run again."""
 
-OUTCOMES = ("running", "finished", "interrupted")
-"""What has become of a run."""
-
 MAX_CONFIG_BYTES = 4096
 MAX_CONFIG_FIELDS = 64
-
-MAX_LENGTHS: Mapping[str, int] = {
-    "problem": 768, "op": 32, "direction": 16, "dtype": 16, "layout": 16, "device": 64, "capability": 16, "family": 64,
-    "id": 64, "run": 64, "strategy": 64, "codegen": 64, "compiler": 64, "status": 32, "origin": 32, "source_key": 64,
-    "convgen": 32, "driver": 32, "created": 40, "started": 40, "finished": 40, "outcome": 16, "peer": 64, "version": 64,
-}  # fmt: skip
-"""Characters of each text; `reason` may be of any length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +139,14 @@ def config_text(config: Mapping[str, Value]) -> str:
     return json.dumps(checked_config(dict(config)), sort_keys=True, separators=(",", ":"))
 
 
-def config_of(text: object) -> dict[str, Value]:
-    """A config from what may come from anywhere. Raises DatabaseError."""
-    if not isinstance(text, str) or len(text) > MAX_CONFIG_BYTES:
-        raise DatabaseError(f"config {str(text)[:40]!r}: expected JSON of at most {MAX_CONFIG_BYTES} characters")
-    return checked_config(_object_of(text, "config"))
-
-
-def object_text(values: Mapping[str, Any]) -> str:
-    """Settings or a summary as JSON; what JSON has no word for becomes null or its text."""
-    return json.dumps(_plain(dict(values)), sort_keys=True, default=str)
+def config_of(text: str) -> dict[str, Value]:
+    """A config from text that may come from anywhere. Raises DatabaseError."""
+    if len(text) > MAX_CONFIG_BYTES:
+        raise DatabaseError(f"a config of {len(text)} bytes: expected at most {MAX_CONFIG_BYTES}")
+    try:
+        return checked_config(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise DatabaseError(f"config {text[:80]!r}: expected a JSON object") from error
 
 
 def checked_config(value: object) -> dict[str, Value]:
@@ -169,135 +156,80 @@ def checked_config(value: object) -> dict[str, Value]:
     for key, item in value.items():
         if not isinstance(key, str) or not isinstance(item, int | str):
             raise DatabaseError(f"config field {str(key)[:40]!r}={str(item)[:40]!r}: expected an integer, word or flag")
-    if sum(len(key) + len(str(item)) for key, item in value.items()) > MAX_CONFIG_BYTES:
-        raise DatabaseError(f"config {str(value)[:80]!r}: expected at most {MAX_CONFIG_BYTES} characters")
     return value
 
 
-R = TypeVar("R", "Trial", "Run", "Peer")
+def checked_trial(trial: Trial) -> Trial:
+    """The trial itself, if every field is what it should be. Raises DatabaseError."""
+    checked_config(dict(trial.config))
+    if trial.status not in STATUSES:
+        raise DatabaseError(f"status {trial.status!r}: expected one of {', '.join(STATUSES)}")
+    if trial.stage not in STAGES:
+        raise DatabaseError(f"stage {trial.stage!r}: expected one of {', '.join(STAGES)}")
+    if trial.status == "ok" and not _is_time(trial.seconds):
+        raise DatabaseError(f"seconds={trial.seconds}: expected a positive number for a trial that went well")
+    return trial
 
 
-def checked(record: R) -> R:
-    """The record itself, if every field is what it should be. Raises DatabaseError."""
-    for part in (record, record.task, *([record.toolchain] if isinstance(record, Trial) else [])):
-        for name, allowed, meaning in _members(type(part)):
-            _check_field(name, getattr(part, name), allowed, meaning)
-    if isinstance(record, Trial):
-        checked_config(record.config)
-        _check_choice("status", record.status, STATUSES)
-        _check_choice("stage", record.stage, STAGES)
-        if record.status == "ok" and not _is_time(record.seconds):
-            raise DatabaseError(f"seconds={record.seconds}: expected a positive number for a trial that went well")
-    elif isinstance(record, Peer):
-        if not _is_time(record.seconds):
-            raise DatabaseError(f"{record.peer}: seconds={record.seconds}: expected a positive number")
-    else:
-        _check_choice("outcome", record.outcome, OUTCOMES)
-    return record
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise DatabaseError(f"{name} {value[:40]!r}: expected one of {', '.join(choices)}")
-
-
-def _check_field(name: str, value: object, allowed: tuple[type, ...], meaning: str) -> None:
-    if not allowed:
-        return
-    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
-        raise DatabaseError(f"{name}={str(value)[:40]!r}: expected {meaning}")
-    longest = MAX_LENGTHS.get(name)
-    if longest is not None and isinstance(value, str) and len(value) > longest:
-        raise DatabaseError(f"{name}={value[:40]!r}…: {len(value)} characters, expected at most {longest}")
+def checked_peer(peer: Peer) -> Peer:
+    """The peer itself, if its time is one. Raises DatabaseError."""
+    if not _is_time(peer.seconds):
+        raise DatabaseError(f"{peer.peer}: seconds={peer.seconds}: expected a positive number")
+    return peer
 
 
 def _is_time(seconds: object) -> bool:
     return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < math.inf
 
 
-def finite(value: float | None) -> float | None:
-    """The value, or None where neither JSON nor every database has a number for it."""
-    return value if value is not None and math.isfinite(value) else None
-
-
-# --- to and from flat mappings ---------------------------------------------------------------------------------
+# --- to and from JSON ----------------------------------------------------------------------------------------
 
 
 def to_json(record: Trial | Run | Peer) -> dict[str, Any]:
     """A record as one flat JSON object; `kind` tells which."""
-    values: dict[str, Any] = asdict(record)
+    values = asdict(record)
     task = values.pop("task")
     toolchain = values.pop("toolchain", {})
-    plain: dict[str, Any] = _plain({"kind": type(record).__name__.lower(), **task, **toolchain, **values})
-    return plain
+    return {"kind": type(record).__name__.lower(), **task, **toolchain, **values}
 
 
 def from_json(values: object) -> Trial | Run | Peer:
     """What `to_json` wrote, from data that may come from anywhere. Raises DatabaseError."""
     if not isinstance(values, dict):
         raise DatabaseError(f"record {str(values)[:60]!r}: expected a JSON object")
-    kind = values.get("kind")
-    if kind == "trial":
-        return trial_from(values)
-    if kind == "run":
-        return run_from(values)
-    if kind == "peer":
-        return peer_from(values)
-    raise DatabaseError(f"kind {str(kind)[:40]!r}: expected trial, run or peer")
-
-
-def trial_from(values: Mapping[str, Any]) -> Trial:
-    """A trial of the flat fields of itself, its task and its toolchain. Raises DatabaseError."""
-    return checked(_made(Trial, values, task=_made(Task, values), toolchain=_made(Toolchain, values)))
-
-
-def run_from(values: Mapping[str, Any]) -> Run:
-    """A run of the flat fields of itself and its task. Raises DatabaseError."""
-    return checked(_made(Run, values, task=_made(Task, values)))
-
-
-def peer_from(values: Mapping[str, Any]) -> Peer:
-    """A peer's time of the flat fields of itself and its task. Raises DatabaseError."""
-    return checked(_made(Peer, values, task=_made(Task, values)))
-
-
-_M = TypeVar("_M")
-
-_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "str": ((str,), "a text"),
-    "int": ((int,), "an integer"),
-    "bool": ((bool,), "true or false"),
-    "float": ((int, float), "a number"),
-    "float | None": ((int, float, type(None)), "a number or null"),
-    "Mapping[str, Value]": ((Mapping,), "an object"),
-    "Mapping[str, Any]": ((Mapping,), "an object"),
-}
-
-
-@functools.cache
-def _members(kind: type) -> tuple[tuple[str, tuple[type, ...], str], ...]:
-    """(name, types allowed, in words) of each field; no types for a record within the record."""
-    return tuple((member.name, *_KINDS.get(str(member.type), ((), ""))) for member in fields(kind))
-
-
-def _made(kind: type[_M], values: Mapping[str, Any], **parts: object) -> _M:
-    given = {name: values[name] for name, _, _ in _members(kind) if name in values and name not in parts}
+    kinds: dict[object, type[Trial] | type[Run] | type[Peer]] = {"trial": Trial, "run": Run, "peer": Peer}
+    kind = kinds.get(values.get("kind"))
+    if kind is None:
+        raise DatabaseError(f"kind {values.get('kind')!r}: expected trial, run or peer")
     try:
-        return kind(**given, **parts)
-    except TypeError as error:
-        raise DatabaseError(f"{kind.__name__.lower()}: {error}") from error
+        task = _taken(Task, values)
+        if kind is Trial:
+            return checked_trial(_taken(Trial, {**values, "task": task, "toolchain": _taken(Toolchain, values)}))
+        if kind is Peer:
+            return checked_peer(_taken(Peer, {**values, "task": task}))
+        return _taken(Run, {**values, "task": task})
+    except (TypeError, KeyError) as error:
+        raise DatabaseError(f"a {values['kind']} record lacks {error}") from error
 
 
-def _object_of(text: str, name: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DatabaseError(f"{name} {text[:80]!r}: expected a JSON object") from error
+_R = TypeVar("_R")
+
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "str": (str,), "int": (int,), "bool": (bool,), "float": (int, float), "float | None": (int, float, type(None)),
+}  # fmt: skip
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return finite(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+def _taken(kind: type[_R], values: Mapping[str, Any]) -> _R:
+    """Those of the values that are fields of the class, of the types they should have."""
+    given: dict[str, Any] = {}
+    for member in fields(kind):  # type: ignore[arg-type]
+        if member.name not in values:
+            continue
+        value = values[member.name]
+        allowed = _KINDS.get(str(member.type))
+        if allowed is not None and (
+            not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed)
+        ):
+            raise DatabaseError(f"{member.name}={str(value)[:40]!r}: expected {member.type}")
+        given[member.name] = value
+    return kind(**given)

@@ -21,11 +21,13 @@ from convgen.cli.options import (
 from convgen.cli.output import duration, note, print_json, quantity, table
 from convgen.compiler import Binary, compile_cuda
 from convgen.errors import DeviceError
-from convgen.lowering import applicable, lower
+from convgen.lowering import lower
 from convgen.plan import Plan
+from convgen.problem import Conv
 from convgen.render import render
 from convgen.resources import KernelReport, report
-from convgen.strategies import get_strategy
+from convgen.space import Config
+from convgen.strategies import Strategy, get_strategy
 from convgen.target import Target
 from convgen.verify import Backend, Settings, VerifyResult, verify_plan
 
@@ -41,7 +43,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "stand, stderr says why, and the exit status is 0.",
     )
     parser.add_argument("problem", nargs="+", metavar="PROBLEM", help=PROBLEM_HELP)
-    parser.add_argument("--strategy", metavar="NAME", help="default: the one whose default is predicted fastest")
+    parser.add_argument(
+        "--strategy", metavar="NAME", help="default: the best known, tuned or predicted"
+    )
     parser.add_argument("--config", metavar="K=V,…", help="fields of the config; the others keep their default")
     add_target(parser)
     parser.add_argument("-o", "--output", metavar="DIR", type=folder, help="default: a folder named after the kernel")
@@ -60,13 +64,13 @@ def run(args: argparse.Namespace) -> int:
     emit = read_words("--emit", args.emit, EMIT)
     problem = require_conv(read_problem(args.problem))
     target = read_target(args)
-    strategy = get_strategy(args.strategy) if args.strategy is not None else applicable(problem, target)[0]
-    plan = lower(problem, strategy, read_config(args.config, strategy, problem, target), target)
+    strategy, config, origin = _chosen(args, problem, target)
+    plan = lower(problem, strategy, config, target)
     source = render(plan)
     binary = compile_cuda(source, target, name=f"{plan.name}.cu")
     artifact = write_artifacts(plan, source, binary, args.output or Path(plan.name), emit)
     if not args.json:
-        print(_text(plan, binary, artifact))
+        print(_text(plan, binary, artifact, origin))
     result = _verify(plan, target) if args.verify == "auto" else None
     if args.json:
         files = {kind: [str(path) for path in paths] for kind, paths in artifact.files.items()}
@@ -74,6 +78,20 @@ def run(args: argparse.Namespace) -> int:
     elif result is not None:
         print(result.sentence())
     return result.exit_code if result else 0
+
+
+def _chosen(args: argparse.Namespace, problem: Conv, target: Target) -> tuple[Strategy, Config | None, str]:
+    """The strategy and config asked for, else the best known; and where that comes from."""
+    if args.strategy is not None:
+        strategy = get_strategy(args.strategy)
+        return strategy, read_config(args.config, strategy, problem, target), ""
+    from convgen.tuner.decide import decide
+    from tuning_db import open_layers
+
+    decision = decide(problem, target, open_layers())
+    if args.config is not None:
+        return decision.strategy, read_config(args.config, decision.strategy, problem, target), ""
+    return decision.strategy, decision.config, decision.sentence()
 
 
 def _verify(plan: Plan, target: Target) -> VerifyResult | None:
@@ -87,11 +105,12 @@ def _verify(plan: Plan, target: Target) -> VerifyResult | None:
         return None
 
 
-def _text(plan: Plan, binary: Binary, artifact: Artifact) -> str:
+def _text(plan: Plan, binary: Binary, artifact: Artifact, chosen: str) -> str:
     origin = "from the cache" if binary.cached else f"in {duration(binary.seconds)}"
     lines = [
         str(plan.problem),
         f"{plan.strategy}: {plan.config}",
+        *([chosen] if chosen else []),
         f"target {plan.target}, {binary.compiler}, compiled {origin}",
         "",
         table([row for kernel in report(plan, binary.kernels) for row in _kernel_rows(kernel)]),

@@ -6,7 +6,15 @@ import argparse
 from collections.abc import Sequence
 
 from convgen import __version__
-from convgen.cli import compile_command, doctor_command, explain_command, list_command, verify_command
+from convgen.cli import (
+    compile_command,
+    db_command,
+    doctor_command,
+    explain_command,
+    list_command,
+    tune_command,
+    verify_command,
+)
 from convgen.cli.options import common_options
 
 
@@ -26,13 +34,21 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of every command."""
     parser = argparse.ArgumentParser(
         prog="convgen",
-        description="Generate, verify and compile CUDA kernels for convolutions.",
+        description="Generate, verify, tune and compile CUDA kernels for convolutions.",
         epilog="exit status: 0 well; 1 an unexpected error, or output that cannot be written; "
         "2 bad usage or problem; 3 no strategy applies; 4 compile failed; 5 wrong result; "
         "6 no device or library; 130 interrupted; 143 terminated",
     )
     parser.add_argument("--version", action="version", version=f"convgen {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (compile_command, verify_command, explain_command, list_command, doctor_command):
+    for command in (
+        compile_command,
+        verify_command,
+        explain_command,
+        tune_command,
+        db_command,
+        list_command,
+        doctor_command,
+    ):
         command.add(commands, common_options())
     return parser

@@ -6,9 +6,12 @@ through DLPack because a DLPack import takes longer than a small convolution.
 
 from __future__ import annotations
 
+import functools
+import math
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from contextlib import AbstractContextManager
+from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple, Protocol
 
 from convgen.errors import DeviceError, UsageError
@@ -46,7 +49,15 @@ class Library(Protocol):
     owns_graph_memory: bool
     """Whether memory allocated while a graph is captured stays the graph's own."""
 
+    signature: Callable[[Any], Hashable]
+    """All of an array but where it lies: arrays with equal signatures are handled alike."""
+
+    address: Callable[[Any], int]
+    """Where an array's first element is."""
+
     def view(self, array: Any) -> View: ...
+
+    def current_device(self) -> int: ...
 
     def current_stream(self, device: int) -> int: ...
 
@@ -55,6 +66,12 @@ class Library(Protocol):
 
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, like: Any) -> Any:
         """A new array on the device of `like`; strides in elements; `dtype` is a problem's ("bf16")."""
+
+    def maker(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> Callable[[Any], Any]:
+        """What makes a new array of that shape with the dtype and device of the one it is given, and does so fast.
+
+        The device must be the current one. Strides in elements.
+        """
 
     def workspace(self, nbytes: int, like: Any) -> tuple[int, Any]:
         """Address and owner of device memory, aligned to 256 bytes or more."""
@@ -68,16 +85,16 @@ def native(name: str, array: Any) -> tuple[Library, Any]:
 
     Raises UsageError for an array that is not in device memory.
     """
-    library = _by_type.get(type(array))
+    library = libraries.get(type(array))
     if library is not None:
         return library, array
     module = type(array).__module__.partition(".")[0]
     if module == "torch" or (hasattr(array, "data_ptr") and hasattr(array, "is_cuda")):
-        _by_type[type(array)] = _TORCH
+        libraries[type(array)] = _TORCH
         return _TORCH, array
     cupy = _cupy()
     if isinstance(array, cupy.ndarray):
-        _by_type[type(array)] = _CUPY
+        libraries[type(array)] = _CUPY
         return _CUPY, array
     if hasattr(array, "__cuda_array_interface__"):
         return _CUPY, cupy.asarray(array)
@@ -117,7 +134,12 @@ class _CupyLibrary:
     owns_graph_memory = False
 
     def __init__(self) -> None:
+        self.signature: Callable[[Any], Hashable] = attrgetter("shape", "strides", "dtype", "data.device_id")
+        self.address: Callable[[Any], int] = attrgetter("data.ptr")
         self._names: dict[Any, str] = {}
+
+    def current_device(self) -> int:
+        return int(_cupy().cuda.runtime.getDevice())
 
     def view(self, array: Any) -> View:
         dtype = array.dtype
@@ -143,11 +165,21 @@ class _CupyLibrary:
         names = ACCEPTED_DTYPES[dtype]
         element = like.dtype if self.view(like).dtype in names else cupy.dtype(names[-1])
         size = element.itemsize
-        elements = 1
-        for extent in shape:
-            elements *= extent
-        memory = cupy.cuda.alloc(max(elements * size, 1))
+        memory = cupy.cuda.alloc(math.prod(shape) * size or 1)
         return cupy.ndarray(shape, element, memory, strides=tuple(stride * size for stride in strides))
+
+    def maker(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> Callable[[Any], Any]:
+        cupy = _cupy()
+        ndarray, alloc = cupy.ndarray, cupy.cuda.alloc
+        elements = math.prod(shape)
+
+        def make(like: Any) -> Any:
+            dtype = like.dtype
+            size = dtype.itemsize
+            memory = alloc(elements * size or 1)
+            return ndarray(shape, dtype, memory, tuple([stride * size for stride in strides]))
+
+        return make
 
     def workspace(self, nbytes: int, like: Any) -> tuple[int, Any]:
         memory = _cupy().cuda.alloc(nbytes)
@@ -161,7 +193,12 @@ class _TorchLibrary:
     owns_graph_memory = True
 
     def __init__(self) -> None:
+        self.signature: Callable[[Any], Hashable] = _torch_signature
+        self.address: Callable[[Any], int] = methodcaller("data_ptr")
         self._names: dict[Any, str] = {}
+
+    def current_device(self) -> int:
+        return int(_torch().cuda.current_device())
 
     def view(self, array: Any) -> View:
         if not array.is_cuda:
@@ -173,7 +210,7 @@ class _TorchLibrary:
         return View(array.data_ptr(), array.shape, array.stride(), False, name, array.get_device())
 
     def current_stream(self, device: int) -> int:
-        return int(_torch().cuda.current_stream(device).cuda_stream)
+        return _raw_stream_of(_torch())(device)
 
     def use_stream(self, stream: int, device: int) -> AbstractContextManager[Any]:
         cuda = _torch().cuda
@@ -185,6 +222,9 @@ class _TorchLibrary:
         element = getattr(torch, ACCEPTED_DTYPES[dtype][0])
         return torch.empty_strided(shape, strides, dtype=element, device=like.device)
 
+    def maker(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> Callable[[Any], Any]:
+        return methodcaller("new_empty_strided", shape, strides)
+
     def workspace(self, nbytes: int, like: Any) -> tuple[int, Any]:
         torch = _torch()
         memory = torch.empty(nbytes, dtype=torch.uint8, device=like.device)
@@ -192,6 +232,17 @@ class _TorchLibrary:
 
     def copy(self, destination: Any, source: Any) -> None:
         destination.detach().copy_(source.detach())
+
+
+def _torch_signature(array: Any) -> Hashable:
+    return array.shape, array.stride(), array.dtype, array.device, array.requires_grad
+
+
+@functools.cache
+def _raw_stream_of(torch: Any) -> Callable[[int], int]:
+    """What returns the address of a device's current stream, without making a Stream object if it need not."""
+    found = getattr(torch._C, "_cuda_getCurrentRawStream", None) if hasattr(torch, "_C") else None
+    return found or (lambda device: int(torch.cuda.current_stream(device).cuda_stream))
 
 
 class _Stream:
@@ -218,4 +269,5 @@ def _cupy() -> Any:
 
 _CUPY = _CupyLibrary()
 _TORCH = _TorchLibrary()
-_by_type: dict[type, Library] = {}
+libraries: dict[type, Library] = {}
+"""The library of each type of array that has been seen; what `native` had to wrap is not among them."""

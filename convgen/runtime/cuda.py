@@ -7,22 +7,26 @@ let go when `run` returns: the pool may then hand it out again, but only to work
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-from convgen.binding import nbytes_of, required_alignment, symbols, textures
+from convgen.binding import WEIGHTS, preparation, symbols, textures
 from convgen.compiler import Binary, compile_cuda
 from convgen.errors import UsageError
-from convgen.plan import CopyToSymbol, Launch, Memset, Plan, TextureArg, WorkspaceArg, extent_at
-from convgen.problem import TensorSpec
+from convgen.plan import CopyToSymbol, Launch, Plan, TextureArg
 from convgen.render import render
-from convgen.runtime.arrays import ACCEPTED_DTYPES, Library, View, native, stream_handle, wrong_names
+from convgen.runtime.arrays import Library, View, native, stream_handle, wrong_names
 from convgen.runtime.driver import ActiveContext, check, driver, is_capturing, relaxed_capture
 from convgen.runtime.module import Module, address_key, create_texture, load_module
+from convgen.runtime.prepared import PreparedWeights
+from convgen.runtime.sized import Sized, sized
+from convgen.runtime.staging import Call, readable, writable
 
 MAX_TEXTURES = 256
 MAX_BATCHES = 64
@@ -42,21 +46,25 @@ class CudaProgram:
     """A plan on the GPU. May be used from several threads, on several devices and streams.
 
     Constant memory belongs to a loaded module, so a plan that uses it is loaded once for each stream it runs on; graphs
-    captured on one such stream must not be replayed at the same time. `close` (or a `with` block) waits for the GPU and
-    unloads; without it the module stays loaded until the process ends.
+    captured on one such stream must not be replayed at the same time. Prepared weights have a module of their own,
+    which serves every stream. `close` (or a `with` block) waits for the GPU and unloads; without it the module stays
+    loaded until the process ends.
     """
 
     def __init__(self, plan: Plan, binary: Binary) -> None:
         self.plan = plan
         self.binary = binary
-        self._constants = bool(symbols(plan))
-        self._textures = textures(plan)
+        self.preparation = preparation(plan)
+        self.textures = textures(plan)
+        self.constants = bool(symbols(plan))
         self._fixed_batch = None if plan.problem.is_runtime_batch else plan.problem.typical_batch
         self._first = plan.inputs[0].name
         self._input_names = {spec.name for spec in plan.inputs}
         self._output_names = {spec.name for spec in plan.outputs}
-        self._sized = functools.lru_cache(MAX_BATCHES)(lambda n: _sized(plan, n))
+        self.sized = functools.lru_cache(MAX_BATCHES)(lambda n, without=(): sized(plan, n, without))
         self._modules: dict[tuple[int, int], Module] = {}
+        # Of prepared weights that were let go: code cannot be unloaded while it may still run, but it can be reused.
+        self._retired: list[tuple[int, Module]] = []
         self._texture_objects: dict[tuple[int, TextureArg, int, int], Any] = {}
         # A captured graph replays with the memory and textures it was captured with: they live as long as the program.
         self._graph_textures: set[tuple[int, TextureArg, int, int]] = set()
@@ -70,6 +78,7 @@ class CudaProgram:
         *,
         stream: Any = None,
         n: int | None = None,
+        prepared: PreparedWeights | None = None,
     ) -> dict[str, Any]:
         """Put the plan's work on a stream and return the outputs by name; those not given are allocated.
 
@@ -78,32 +87,53 @@ class CudaProgram:
         alignment are free: what the kernels cannot read is copied first, what they cannot write (or what overlaps an
         input) is computed aside and copied back. New outputs have the problem's layout and the first input's library.
         `stream` is an int, a CuPy or PyTorch stream or one with `__cuda_stream__`, the library's current one unless
-        given. `n` may be given for a runtime batch, and must agree with the arrays.
+        given. `n` may be given for a runtime batch, and must agree with the arrays. `prepared` stands for the weights:
+        what `prepare` returned, on the same device.
 
         Raises UsageError for an array of another shape, dtype or device, or one that is missing; DeviceError for a
         failing CUDA call; ProblemError for a batch beyond the problem's bound.
         """
         given = outputs or {}
-        if inputs.keys() != self._input_names:
-            raise wrong_names("inputs", inputs, self._input_names)
+        expected = self._input_names - {WEIGHTS} if prepared is not None else self._input_names
+        if inputs.keys() != expected:
+            raise wrong_names("inputs", inputs, expected)
         if not given.keys() <= self._output_names:
             raise wrong_names("outputs", given, self._output_names)
         library, first = native(self._first, inputs[self._first])
         view = library.view(first)
         device = view.device
+        if prepared is not None and prepared.device != device:
+            raise UsageError(f"{WEIGHTS} is prepared on device {prepared.device}, the first input on device {device}")
         with ActiveContext(device):
             current = library.current_stream(device)
             handle = current if stream is None else stream_handle(stream)
-            call = _Call(library, first, view, device, handle, self._batch(view, n))
-            if handle == current:
-                return self._run(call, inputs, given)
-            with library.use_stream(handle, device):
-                return self._run(call, inputs, given)
+            call = Call(library, first, view, device, handle, self._batch(view, n))
+            with contextlib.nullcontext() if handle == current else library.use_stream(handle, device):
+                return self._run(call, inputs, given, prepared)
+
+    def prepare(self, weights: Any, *, stream: Any = None) -> PreparedWeights:
+        """Do on a stream, once, what depends on the weights alone, for any number of runs that are given the result.
+
+        The weights must not change afterwards, nor be let go before the result. Not while a graph is captured.
+        """
+        library, array = native(WEIGHTS, weights)
+        view = library.view(array)
+        with ActiveContext(view.device):
+            current = library.current_stream(view.device)
+            handle = current if stream is None else stream_handle(stream)
+            call = Call(library, array, view, view.device, handle, self.plan.problem.typical_batch)
+            with contextlib.nullcontext() if handle == current else library.use_stream(handle, view.device):
+                return self._prepare(call)
+
+    def load_on(self, device: int, stream: int) -> Module:
+        """The module that serves a stream, loaded if it is not. Raises DeviceError."""
+        with ActiveContext(device):
+            return self._module(device, stream)
 
     def close(self) -> None:
         """Wait for the GPU and unload everything. The program loads itself again if it is run again."""
         with self._lock:
-            for device in {device for device, _ in self._modules}:
+            for device in {device for device, _ in self._modules} | {device for device, _ in self._retired}:
                 with ActiveContext(device):
                     self._unload(device)
 
@@ -126,13 +156,18 @@ class CudaProgram:
 
     # --- one run --------------------------------------------------------------------------------------
 
-    def _run(self, call: _Call, inputs: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        sized = self._sized(call.n)
-        addresses = {"batch": call.n}
+    def _run(
+        self, call: Call, inputs: Mapping[str, Any], given: Mapping[str, Any], prepared: PreparedWeights | None
+    ) -> dict[str, Any]:
+        size = self.sized(call.n, () if prepared is None else self.preparation.buffers)
+        addresses = {"batch": call.n} if prepared is None else {"batch": call.n, **prepared.addresses}
         kept: list[Any] = []
         read: list[tuple[int, int]] = []
-        for tensor in sized.inputs:
-            address, copied = _input(tensor, inputs[tensor.name], call)
+        for tensor in size.inputs:
+            if tensor.name == WEIGHTS and prepared is not None:
+                read.append(prepared.weights_range)
+                continue
+            address, copied = readable(tensor, inputs[tensor.name], call)
             addresses[tensor.name] = address
             if copied is None:
                 read.append((address, address + tensor.nbytes))
@@ -141,7 +176,7 @@ class CudaProgram:
 
         results: dict[str, Any] = {}
         write_back: list[tuple[Library, Any, Any]] = []
-        for tensor in sized.outputs:
+        for tensor in size.outputs:
             array = given.get(tensor.name)
             if array is None:
                 if self.plan.problem.accumulate:
@@ -150,68 +185,133 @@ class CudaProgram:
                 addresses[tensor.name] = call.library.view(array).pointer
             else:
                 library, destination = native(tensor.name, array)
-                address, aside = _output(tensor, library, destination, call, read, self.plan.problem.accumulate)
+                address, aside = writable(tensor, library, destination, call, read, self.plan.problem.accumulate)
                 addresses[tensor.name] = address
                 if aside is not None:
                     kept.append(aside)
                     write_back.append((library, destination, aside))
             results[tensor.name] = array
 
-        if sized.workspace_bytes:
-            base, owner = call.library.workspace(sized.workspace_bytes, call.first)
+        if size.workspace_bytes:
+            base, owner = call.library.workspace(size.workspace_bytes, call.first)
             kept.append(owner)
-            for key, offset in sized.offsets:
+            for key, offset in size.offsets:
                 addresses[key] = base + offset
         if kept and not call.library.owns_graph_memory and is_capturing(call.stream):
             self._graph_memory.extend(kept)
 
-        with self._lock:
-            self._enqueue(call, sized, addresses)
+        if prepared is None:
+            self._enqueue(call, size, addresses, self._module(call.device, call.stream), filling=self.constants)
+        else:
+            prepared.order(call.stream)
+            module = prepared.module or self._module(call.device, call.stream)
+            self._enqueue(call, size, addresses, module, skip=self.preparation.steps)
         for library, destination, aside in write_back:
             with library.use_stream(call.stream, call.device):
                 library.copy(destination, aside)
         return results
 
-    def _enqueue(self, call: _Call, sized: _Sized, addresses: dict[str, int]) -> None:
+    def _prepare(self, call: Call) -> PreparedWeights:
+        size = self.sized(call.n)
+        tensor = next(tensor for tensor in size.inputs if tensor.name == WEIGHTS)
+        address, copied = readable(tensor, call.first, call)
+        nbytes, offsets = self.plan.arranged(call.n, self.preparation.buffers)
+        owners: list[Any] = []
+        addresses = {WEIGHTS: address}
+        if nbytes:
+            base, owner = call.library.workspace(nbytes, call.first)
+            owners.append(owner)
+            addresses |= {f"workspace.{name}": base + offset for name, offset in offsets.items()}
+        if copied is not None and self.preparation.weights_used_later:
+            owners.append(copied)
+            nbytes += tensor.nbytes
+        module = None
+        if self.preparation.constants:
+            nbytes += sum(step.nbytes for step in self.plan.steps if isinstance(step, CopyToSymbol))
+            module = self._own_module(call.device)
+        if self.preparation.steps:
+            others = frozenset(range(len(self.plan.steps))) - self.preparation.steps
+            used = module or self._module(call.device, call.stream)
+            self._enqueue(call, size, addresses, used, skip=others)
+        prepared = PreparedWeights(
+            device=call.device,
+            module=module,
+            addresses=addresses,
+            weights_range=(address, address + tensor.nbytes),
+            owners=owners,
+            nbytes=nbytes,
+            stream=call.stream if copied is not None or self.preparation.steps else None,
+        )
+        if module is not None:
+            weakref.finalize(prepared, self._retired.append, (call.device, module)).atexit = False
+        return prepared
+
+    def _enqueue(
+        self,
+        call: Call,
+        size: Sized,
+        addresses: dict[str, int],
+        module: Module,
+        *,
+        skip: frozenset[int] = frozenset(),
+        filling: bool = False,
+    ) -> None:
+        """Put the steps but those to `skip` on the stream; `filling`: constant memory is written, and used, by them."""
         cuda = driver()
         stream = cuda.CUstream(call.stream)
-        module = self._module(call.device, call.stream)
-        for index, texture in enumerate(self._textures):
-            addresses[f"texture.{index}"] = self._texture(
-                call, texture, sized.heights[index], addresses[texture.tensor]
-            )
-        for step, size, block in zip(self.plan.steps, sized.steps, module.blocks, strict=True):
-            if isinstance(step, Launch):
-                x, y, z = size
-                if not x or not y or not z:
-                    continue
-                values = block.values
-                for slot, key in block.slots:
-                    values[slot] = addresses[key]
-                check(
-                    cuda.cuLaunchKernel(
-                        block.function, x, y, z, *step.block, step.shared_bytes, stream, block.pointers_address, 0
+        block = module.take()
+        with self._guard(module, filling):
+            for index, texture in enumerate(self.textures):
+                if texture.tensor in addresses:
+                    addresses[f"texture.{index}"] = self._texture(
+                        call, texture, size.heights[index], addresses[texture.tensor]
                     )
-                )
-            elif not size[0]:
-                continue
-            elif isinstance(step, CopyToSymbol):
-                source = addresses[address_key(step.source)]
-                check(cuda.cuMemcpyDtoDAsync(module.symbols[step.symbol], source, step.nbytes, stream))
-            else:
-                check(cuda.cuMemsetD8Async(addresses[address_key(step.destination)], step.value, size[0], stream))
+            for key, slot in block.slots.items():
+                block.values[slot] = addresses.get(key, 0)
+            for index, step in enumerate(self.plan.steps):
+                if index in skip or size.does_nothing(index):
+                    continue
+                if isinstance(step, Launch):
+                    x, y, z = size.steps[index]
+                    function = module.functions[step.kernel.name]
+                    pointers = block.pointers[index]
+                    check(cuda.cuLaunchKernel(function, x, y, z, *step.block, step.shared_bytes, stream, pointers, 0))
+                elif isinstance(step, CopyToSymbol):
+                    source = addresses[address_key(step.source)]
+                    check(cuda.cuMemcpyDtoDAsync(module.symbols[step.symbol], source, step.nbytes, stream))
+                else:
+                    [nbytes] = size.steps[index]
+                    check(cuda.cuMemsetD8Async(addresses[address_key(step.destination)], step.value, nbytes, stream))
+        module.give_back(block)
+
+    def _guard(self, module: Module, filling: bool) -> AbstractContextManager[Any]:
+        """What no other thread may do meanwhile: destroy the textures in use, or refill constant memory."""
+        if self.textures:
+            return self._lock
+        return module.lock if filling else contextlib.nullcontext()
 
     # --- what is loaded ----------------------------------------------------------------------------------
 
     def _module(self, device: int, stream: int) -> Module:
-        key = (device, stream if self._constants else 0)
+        key = (device, stream if self.constants else 0)
         module = self._modules.get(key)
         if module is None:
-            with relaxed_capture():
-                module = self._modules[key] = load_module(self.plan, self.binary)
+            with self._lock, relaxed_capture():
+                module = self._modules.get(key)
+                if module is None:
+                    module = self._modules[key] = load_module(self.plan, self.binary)
         return module
 
-    def _texture(self, call: _Call, texture: TextureArg, height: int, address: int) -> int:
+    def _own_module(self, device: int) -> Module:
+        """A module for prepared weights: a new one, or that of weights which were let go, once no work uses it."""
+        with self._lock, relaxed_capture():
+            for retired in self._retired:
+                if retired[0] == device and not driver().cuCtxSynchronize()[0]:
+                    self._retired.remove(retired)
+                    return retired[1]
+            return load_module(self.plan, self.binary)
+
+    def _texture(self, call: Call, texture: TextureArg, height: int, address: int) -> int:
         key = (call.device, texture, height, address)
         known = self._texture_objects.get(key)
         capturing = is_capturing(call.stream)
@@ -229,6 +329,9 @@ class CudaProgram:
         self._destroy_textures(device, keep=set())
         for key in [key for key in self._modules if key[0] == device]:
             check(driver().cuModuleUnload(self._modules.pop(key).handle))
+        for retired in [retired for retired in self._retired if retired[0] == device]:
+            self._retired.remove(retired)
+            check(driver().cuModuleUnload(retired[1].handle))
         self._graph_textures.clear()
         self._graph_memory.clear()
 
@@ -237,134 +340,3 @@ class CudaProgram:
         check(driver().cuCtxSynchronize())
         for key in [key for key in self._texture_objects if key[0] == device and key not in keep]:
             check(driver().cuTexObjectDestroy(self._texture_objects.pop(key)))
-
-
-class _Call(NamedTuple):
-    """What one run is made on: the first input decides library and device."""
-
-    library: Library
-    first: Any
-    view: View
-    device: int
-    stream: int
-    n: int
-
-
-# --- sizes for one batch -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    name: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    byte_strides: tuple[int, ...]
-    dtype: str
-    dtypes: tuple[str, ...]
-    alignment: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Sized:
-    """A plan with its batch fixed: the grid of every launch, the bytes of every memset (in `steps`), …"""
-
-    inputs: tuple[_Tensor, ...]
-    outputs: tuple[_Tensor, ...]
-    steps: tuple[tuple[int, ...], ...]
-    heights: tuple[int, ...]
-    workspace_bytes: int
-    offsets: tuple[tuple[str, int], ...]
-
-
-def _sized(plan: Plan, n: int) -> _Sized:
-    problem = plan.problem.at(n) if plan.problem.is_runtime_batch else plan.problem
-    steps: list[tuple[int, ...]] = []
-    for step in plan.steps:
-        if isinstance(step, Launch):
-            steps.append(tuple(extent_at(extent, n) for extent in step.grid))
-        elif isinstance(step, Memset):
-            steps.append((extent_at(nbytes_of(plan, step.destination), n),))
-        else:
-            steps.append((step.nbytes,))
-    return _Sized(
-        inputs=tuple(_tensor(plan, spec) for spec in problem.inputs),
-        outputs=tuple(_tensor(plan, spec) for spec in problem.outputs),
-        steps=tuple(steps),
-        heights=tuple(extent_at(texture.height, n) for texture in textures(plan)),
-        workspace_bytes=plan.workspace_bytes(n),
-        offsets=tuple((address_key(WorkspaceArg(name)), at) for name, at in plan.workspace_offsets(n).items()),
-    )
-
-
-def _tensor(plan: Plan, spec: TensorSpec) -> _Tensor:
-    return _Tensor(
-        name=spec.name,
-        shape=spec.shape,
-        strides=spec.strides,
-        byte_strides=tuple(stride * spec.dtype.itemsize for stride in spec.strides),
-        dtype=spec.dtype.value,
-        dtypes=ACCEPTED_DTYPES[spec.dtype.value],
-        alignment=required_alignment(plan, spec),
-        nbytes=spec.nbytes,
-    )
-
-
-# --- arrays to addresses -----------------------------------------------------------------------------------
-
-
-def _input(tensor: _Tensor, array: Any, call: _Call) -> tuple[int, Any]:
-    """The address the kernels read, and the copy that was made for them, if one was."""
-    if array is call.first:
-        library, source, view = call.library, array, call.view
-    else:
-        library, source = native(tensor.name, array)
-        view = library.view(source)
-    if _is_usable(tensor, view, call.device):
-        return view.pointer, None
-    with library.use_stream(call.stream, call.device):
-        copied = library.empty(tensor.shape, tensor.strides, tensor.dtype, source)
-        library.copy(copied, source)
-    return library.view(copied).pointer, copied
-
-
-def _output(
-    tensor: _Tensor, library: Library, array: Any, call: _Call, read: list[tuple[int, int]], accumulate: bool
-) -> tuple[int, Any]:
-    """The address the kernels write, and the array behind it where that is not the caller's."""
-    view = library.view(array)
-    start, end = view.pointer, view.pointer + tensor.nbytes
-    if _is_usable(tensor, view, call.device):
-        for first, last in read:
-            if start < last and first < end:
-                break
-        else:
-            return start, None
-    elif any(extent > 1 and stride == 0 for extent, stride in zip(view.shape, view.strides, strict=True)):
-        raise UsageError(f"{tensor.name} has stride 0: several of its elements share memory, so it cannot be written")
-    with library.use_stream(call.stream, call.device):
-        aside = library.empty(tensor.shape, tensor.strides, tensor.dtype, array)
-        if accumulate:
-            library.copy(aside, array)
-    return library.view(aside).pointer, aside
-
-
-def _is_usable(tensor: _Tensor, view: View, device: int) -> bool:
-    """Whether kernels can work on the array where it lies. Raises UsageError for an array that is another tensor."""
-    if view.shape != tensor.shape:
-        raise UsageError(f"{tensor.name} has shape {tuple(view.shape)}, expected {tensor.shape}")
-    if view.dtype not in tensor.dtypes:
-        raise UsageError(f"{tensor.name} is {view.dtype}, expected {' or '.join(tensor.dtypes)}")
-    if view.device != device:
-        raise UsageError(
-            f"{tensor.name} is on device {view.device}, the first input on device {device}: move one of them"
-        )
-    wanted = tensor.byte_strides if view.in_bytes else tensor.strides
-    if view.pointer % tensor.alignment:
-        return False
-    if view.strides == wanted or not tensor.nbytes:
-        return True
-    # The stride of an extent of 1 is never used, and libraries set it as they like.
-    return all(
-        extent == 1 or stride == want for extent, stride, want in zip(view.shape, view.strides, wanted, strict=True)
-    )

@@ -74,6 +74,13 @@ class ActiveContext:
             check(driver().cuCtxPopCurrent())
 
 
+def adopt_context(device: int) -> None:
+    """Make a device's primary context this thread's current one if it has none, as the libraries do on first use."""
+    cuda = driver()
+    if not int(check(cuda.cuCtxGetCurrent())):
+        check(cuda.cuCtxSetCurrent(primary_context(device)))
+
+
 def is_capturing(stream: int) -> bool:
     """Whether the stream is recording a CUDA graph."""
     cuda = driver()

@@ -1,10 +1,10 @@
-"""A plan's cubin in a CUDA context: its kernels with their packed arguments, its symbols, and its textures."""
+"""A plan's cubin in a CUDA context: its kernels, its symbols, its textures, and the launches' packed arguments."""
 
 from __future__ import annotations
 
-import ctypes
 import struct
-from dataclasses import dataclass
+import threading
+from array import array
 from typing import Any
 
 from convgen.binding import TEXTURE_FORMATS, dynamic_shared, symbols, textures
@@ -14,6 +14,9 @@ from convgen.plan import BatchArg, Launch, Param, Plan, ScalarArg, TensorArg, Te
 from convgen.problem import TensorSpec
 from convgen.runtime.driver import CudaError, check, driver
 
+UNUSED = -1
+"""The value of `Arguments` that no launch takes."""
+
 
 def address_key(place: TensorArg | WorkspaceArg) -> str:
     """The name under which a run keeps the address of a tensor or workspace buffer."""
@@ -21,29 +24,52 @@ def address_key(place: TensorArg | WorkspaceArg) -> str:
 
 
 class Arguments:
-    """A launch's parameters as cuLaunchKernel wants them: 8 bytes a value, and an array of pointers to the values.
+    """The parameters of a plan's launches as cuLaunchKernel wants them: values of 8 bytes, and for each launch an array
+    of pointers to its values.
 
-    What never changes is written here; `slots` lists the rest, as (index, key of the address).
+    Launches that take the same address share its value. `slots` tells where each address goes, by key; scalars are
+    written here. A block belongs to one call at a time: CUDA copies the values when it is given them.
     """
 
-    def __init__(self, launch: Launch, function: Any, all_textures: tuple[TextureArg, ...]) -> None:
-        count = len(launch.args)
-        self.function = function
-        self.values = (ctypes.c_uint64 * max(count, 1))()
-        start = ctypes.addressof(self.values)
-        self._pointers = (ctypes.c_uint64 * max(count, 1))(*(start + 8 * i for i in range(count)))
-        self.pointers_address = ctypes.addressof(self._pointers)
-        self.slots: list[tuple[int, str]] = []
-        for slot, (arg, parameter) in enumerate(zip(launch.args, launch.kernel.params, strict=True)):
-            match arg:
-                case TensorArg() | WorkspaceArg():
-                    self.slots.append((slot, address_key(arg)))
-                case BatchArg():
-                    self.slots.append((slot, "batch"))
-                case TextureArg():
-                    self.slots.append((slot, f"texture.{all_textures.index(arg)}"))
-                case ScalarArg(value):
-                    self.values[slot] = _scalar_bits(value, parameter)
+    __slots__ = ("_arrays", "pointers", "slots", "values")
+
+    def __init__(self, plan: Plan) -> None:
+        all_textures = textures(plan)
+        self.slots: dict[str, int] = {}
+        values: list[int] = []
+        places: list[list[int] | None] = []
+        for step in plan.steps:
+            if not isinstance(step, Launch):
+                places.append(None)
+                continue
+            taken: list[int] = []
+            for arg, parameter in zip(step.args, step.kernel.params, strict=True):
+                if isinstance(arg, ScalarArg):
+                    taken.append(len(values))
+                    values.append(_scalar_bits(arg.value, parameter))
+                    continue
+                key = _key(arg, all_textures)
+                if key not in self.slots:
+                    self.slots[key] = len(values)
+                    values.append(0)
+                taken.append(self.slots[key])
+            places.append(taken)
+        self.values = array("Q", [*values, 0])
+        start = self.values.buffer_info()[0]
+        self._arrays = [
+            None if taken is None else array("Q", [start + 8 * slot for slot in taken] or [0]) for taken in places
+        ]
+        self.pointers = tuple(0 if a is None else a.buffer_info()[0] for a in self._arrays)
+        """For each step of the plan the address to hand to cuLaunchKernel; 0 where it is no launch."""
+
+
+def _key(arg: TensorArg | WorkspaceArg | BatchArg | TextureArg, all_textures: tuple[TextureArg, ...]) -> str:
+    match arg:
+        case BatchArg():
+            return "batch"
+        case TextureArg():
+            return f"texture.{all_textures.index(arg)}"
+    return address_key(arg)
 
 
 def _scalar_bits(value: int | float, parameter: Param) -> int:
@@ -51,13 +77,26 @@ def _scalar_bits(value: int | float, parameter: Param) -> int:
     return int.from_bytes(struct.pack(form, value), "little")
 
 
-@dataclass(frozen=True, slots=True)
 class Module:
-    """The cubin in a context; `blocks` has the arguments of each launch, None for the other steps."""
+    """The cubin in a context. `lock` is held while its `__constant__` arrays are filled and used."""
 
-    handle: Any
-    blocks: tuple[Any, ...]
-    symbols: dict[str, Any]
+    def __init__(self, plan: Plan, handle: Any, functions: dict[str, Any], addresses: dict[str, Any]) -> None:
+        self.handle = handle
+        self.functions = functions
+        self.symbols = addresses
+        self.lock = threading.Lock()
+        self._plan = plan
+        self._spare: list[Arguments] = []
+
+    def take(self) -> Arguments:
+        """A block of arguments for one call, to be given back."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return Arguments(self._plan)
+
+    def give_back(self, block: Arguments) -> None:
+        self._spare.append(block)
 
 
 def load_module(plan: Plan, binary: Binary) -> Module:
@@ -78,15 +117,7 @@ def load_module(plan: Plan, binary: Binary) -> Module:
         if shared[kernel.name]:
             attribute = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(cuda.cuFuncSetAttribute(function, attribute, shared[kernel.name]))
-    used = textures(plan)
-    return Module(
-        handle=handle,
-        blocks=tuple(
-            Arguments(step, functions[step.kernel.name], used) if isinstance(step, Launch) else None
-            for step in plan.steps
-        ),
-        symbols={name: _global(handle, name) for name in symbols(plan)},
-    )
+    return Module(plan, handle, functions, {name: _global(handle, name) for name in symbols(plan)})
 
 
 def _global(module: Any, name: str) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -147,22 +148,18 @@ class Tiling:
 
     @cached_property
     def pitch(self) -> int:
-        """Elements from row to row: the product with the bank conflicts of the first warp's reads is the least."""
+        """Elements from row to row, so that the first warp's reads have few bank conflicts."""
         step = max(self.read, 1 if self.planes_fastest else min(self.c.vector, 4))
         start = -(-self.columns // step) * step
-        return min(range(start, start + BANKS, step), key=lambda pitch: pitch * self._conflicts(pitch))
-
-    def _conflicts(self, pitch: int) -> int:
-        lanes = BANKS // self.read
-        return max(_fullest_bank(self._addresses(pitch, first, lanes), self.read) for first in range(0, BANKS, lanes))
-
-    def _addresses(self, pitch: int, first: int, lanes: int) -> Iterator[int]:
-        c = self.c
         rows = self.tiles[-2] if len(self.tiles) > 1 else None
-        for thread in range(first, min(first + lanes, self.threads)):
-            x, y, z = thread % c.threads_x, thread // c.threads_x % c.threads_y, thread // (c.threads_x * c.threads_y)
-            row = y * rows.tile * rows.axis.step if rows else 0
-            yield (row + z * self.per_group * c.chunk * self.rows) * pitch + x * c.tile_w * self.g.axes[-1].step
+        return _least_conflicting(
+            range(start, start + BANKS, step),
+            threads=self.threads_of_block,
+            read=self.read,
+            across=self.c.tile_w * self.g.axes[-1].step,
+            rows_down=rows.tile * rows.axis.step if rows else 0,
+            rows_deep=self.c.chunk * self.rows if self.per_group else 0,
+        )
 
     @property
     def rows(self) -> int:
@@ -276,7 +273,35 @@ class Tiling:
         return "positions", count if dense else 1
 
 
-def _fullest_bank(addresses: Iterator[int], read: int) -> int:
+@functools.lru_cache(maxsize=8192)
+def _least_conflicting(
+    pitches: range, *, threads: tuple[int, int, int], read: int, across: int, rows_down: int, rows_deep: int
+) -> int:
+    """The first pitch whose product with the bank conflicts of the first warp's reads is the least."""
+    best, least = pitches.start, math.inf
+    for pitch in pitches:
+        # Without any conflict the product is the pitch itself, so that no larger one is less.
+        if pitch >= least:
+            break
+        product = pitch * _conflicts(pitch, threads, read, across, rows_down, rows_deep)
+        if product < least:
+            best, least = pitch, product
+    return best
+
+
+def _conflicts(
+    pitch: int, threads: tuple[int, int, int], read: int, across: int, rows_down: int, rows_deep: int
+) -> int:
+    x, y, z = threads
+    addresses = [
+        (i // x % y * rows_down + i // (x * y) * rows_deep) * pitch + i % x * across
+        for i in range(min(BANKS, x * y * z))
+    ]
+    lanes = BANKS // read
+    return max(_fullest_bank(addresses[first : first + lanes], read) for first in range(0, len(addresses), lanes))
+
+
+def _fullest_bank(addresses: Sequence[int], read: int) -> int:
     """Distinct words that the busiest bank must deliver for one vector read."""
     words = {address + i for address in addresses for i in range(read)}
     counts = [0] * BANKS

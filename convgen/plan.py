@@ -176,7 +176,8 @@ class Placement:
 class Plan:
     """A lowered problem, ready to be rendered, built and launched.
 
-    `template` and `constants` are what `render` needs; `alignment` gives, per tensor, the byte alignment its
+    `template` (beneath `templates/`, or the absolute path of one that a strategy outside the package brings) and
+    `constants` are what `render` needs; `alignment` gives, per tensor, the byte alignment its
     vector loads rely on (a tensor not listed needs only that of its elements): a runtime stages a copy of
     an array that does not meet it, or whose strides are not `TensorSpec.strides`.
     """

@@ -1,7 +1,7 @@
 """Plans to source text: the only user of Jinja2.
 
-Templates lie in `templates/`, beside the package in a checkout and inside it in a wheel. Emitted text is
-deterministic: the same plan gives the same bytes.
+Templates lie in `templates/`, beside the package in a checkout and inside it in a wheel; one that a strategy outside
+the package brings is named by its absolute path. Emitted text is deterministic: the same plan gives the same bytes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,19 @@ def template_root() -> Path:
 def environment() -> jinja2.Environment:
     """The one Jinja environment: an unknown variable is an error, blocks leave no blank lines behind."""
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(template_root()),
+        loader=jinja2.ChoiceLoader([jinja2.FileSystemLoader(template_root()), jinja2.FunctionLoader(_absolute)]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
     )
+
+
+def _absolute(name: str) -> str | None:
+    """The text of a template that a strategy outside the package brings, named by its path."""
+    path = Path(name)
+    return path.read_text(encoding="utf-8") if path.is_absolute() and path.is_file() else None
 
 
 def render(plan: Plan) -> str:

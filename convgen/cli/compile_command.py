@@ -43,9 +43,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "stand, stderr says why, and the exit status is 0.",
     )
     parser.add_argument("problem", nargs="+", metavar="PROBLEM", help=PROBLEM_HELP)
-    parser.add_argument(
-        "--strategy", metavar="NAME", help="default: the best known, tuned or predicted"
-    )
+    parser.add_argument("--strategy", metavar="NAME", help="default: the best known, tuned or predicted")
     parser.add_argument("--config", metavar="K=V,…", help="fields of the config; the others keep their default")
     add_target(parser)
     parser.add_argument("-o", "--output", metavar="DIR", type=folder, help="default: a folder named after the kernel")

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from convgen.errors import DeviceError, NotApplicableError, UsageError
 from convgen.problem import Attention, Conv, Problem, parse_problem, problem_from_json
@@ -14,6 +15,9 @@ from convgen.problem.text import load_json
 from convgen.space import Config
 from convgen.strategies import Strategy
 from convgen.target import DEFAULT_TARGET, Target
+
+if TYPE_CHECKING:
+    from tuning_db import Layers
 
 PROBLEM_HELP = (
     "the problem, unquoted: conv2d n=32 c=64 in=56x56 k=128 filter=3x3 pad=1 dtype=bf16 layout=nhwc; or one JSON object"
@@ -128,3 +132,16 @@ def read_words(option: str, text: str | None, allowed: Sequence[str]) -> tuple[s
         if word not in allowed:
             raise UsageError(f"{option} {word!r}: expected one of {', '.join(allowed)}")
     return words
+
+
+def read_layers(place: str | None) -> Layers:
+    """The tuning database that `--db` names over the winners that ship; without it those that the environment names.
+
+    Raises UsageError.
+    """
+    from tuning_db import DatabaseError, Layers, Shipped, open_database, open_layers
+
+    try:
+        return open_layers() if place is None else Layers(open_database(place), None, Shipped())
+    except DatabaseError as error:
+        raise UsageError(str(error)) from error

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from convgen import __version__
 from convgen.cli import (
+    bench_command,
     compile_command,
     db_command,
     doctor_command,
@@ -34,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of every command."""
     parser = argparse.ArgumentParser(
         prog="convgen",
-        description="Generate, verify, tune and compile CUDA kernels for convolutions.",
+        description="Generate, verify, tune, benchmark and compile CUDA kernels for convolutions.",
         epilog="exit status: 0 well; 1 an unexpected error, or output that cannot be written; "
         "2 bad usage or problem; 3 no strategy applies; 4 compile failed; 5 wrong result; "
         "6 no device or library; 130 interrupted; 143 terminated",
@@ -46,6 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
         verify_command,
         explain_command,
         tune_command,
+        bench_command,
         db_command,
         list_command,
         doctor_command,

@@ -67,8 +67,8 @@ class Library(Protocol):
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, like: Any) -> Any:
         """A new array on the device of `like`; strides in elements; `dtype` is a problem's ("bf16")."""
 
-    def maker(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> Callable[[Any], Any]:
-        """What makes a new array of that shape with the dtype and device of the one it is given, and does so fast.
+    def maker(self, shape: tuple[int, ...], strides: tuple[int, ...], like: Any) -> Callable[[Any], Any]:
+        """What makes a new array of that shape, fast, given one with the dtype and device of `like`.
 
         The device must be the current one. Strides in elements.
         """
@@ -168,18 +168,12 @@ class _CupyLibrary:
         memory = cupy.cuda.alloc(math.prod(shape) * size or 1)
         return cupy.ndarray(shape, element, memory, strides=tuple(stride * size for stride in strides))
 
-    def maker(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> Callable[[Any], Any]:
+    def maker(self, shape: tuple[int, ...], strides: tuple[int, ...], like: Any) -> Callable[[Any], Any]:
         cupy = _cupy()
-        ndarray, alloc = cupy.ndarray, cupy.cuda.alloc
-        elements = math.prod(shape)
-
-        def make(like: Any) -> Any:
-            dtype = like.dtype
-            size = dtype.itemsize
-            memory = alloc(elements * size or 1)
-            return ndarray(shape, dtype, memory, tuple([stride * size for stride in strides]))
-
-        return make
+        ndarray, alloc, dtype = cupy.ndarray, cupy.cuda.alloc, like.dtype
+        nbytes = math.prod(shape) * dtype.itemsize or 1
+        byte_strides = tuple(stride * dtype.itemsize for stride in strides)
+        return lambda like: ndarray(shape, dtype, alloc(nbytes), byte_strides)
 
     def workspace(self, nbytes: int, like: Any) -> tuple[int, Any]:
         memory = _cupy().cuda.alloc(nbytes)
@@ -222,7 +216,7 @@ class _TorchLibrary:
         element = getattr(torch, ACCEPTED_DTYPES[dtype][0])
         return torch.empty_strided(shape, strides, dtype=element, device=like.device)
 
-    def maker(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> Callable[[Any], Any]:
+    def maker(self, shape: tuple[int, ...], strides: tuple[int, ...], like: Any) -> Callable[[Any], Any]:
         return methodcaller("new_empty_strided", shape, strides)
 
     def workspace(self, nbytes: int, like: Any) -> tuple[int, Any]:
@@ -259,6 +253,7 @@ def _torch() -> Any:
     return sys.modules["torch"]
 
 
+@functools.cache
 def _cupy() -> Any:
     try:
         import cupy

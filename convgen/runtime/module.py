@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 from convgen.binding import TEXTURE_FORMATS, dynamic_shared, symbols, textures
@@ -13,9 +14,6 @@ from convgen.errors import DeviceError
 from convgen.plan import BatchArg, Launch, Param, Plan, ScalarArg, TensorArg, TextureArg, WorkspaceArg
 from convgen.problem import TensorSpec
 from convgen.runtime.driver import CudaError, check, driver
-
-UNUSED = -1
-"""The value of `Arguments` that no launch takes."""
 
 
 def address_key(place: TensorArg | WorkspaceArg) -> str:
@@ -27,16 +25,17 @@ class Arguments:
     """The parameters of a plan's launches as cuLaunchKernel wants them: values of 8 bytes, and for each launch an array
     of pointers to its values.
 
-    Launches that take the same address share its value. `slots` tells where each address goes, by key; scalars are
-    written here. A block belongs to one call at a time: CUDA copies the values when it is given them.
+    Launches that take the same address share its value. `slots` tells where each address goes, by key: those of `first`
+    lead, in their order, taken by a launch or not. Scalars are written here. A block belongs to one call at a time:
+    CUDA copies the values when it is given them.
     """
 
     __slots__ = ("_arrays", "pointers", "slots", "values")
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, first: Sequence[str] = ()) -> None:
         all_textures = textures(plan)
-        self.slots: dict[str, int] = {}
-        values: list[int] = []
+        self.slots = {key: slot for slot, key in enumerate(first)}
+        values = [0] * len(first)
         places: list[list[int] | None] = []
         for step in plan.steps:
             if not isinstance(step, Launch):
@@ -54,7 +53,7 @@ class Arguments:
                     values.append(0)
                 taken.append(self.slots[key])
             places.append(taken)
-        self.values = array("Q", [*values, 0])
+        self.values = array("Q", values or [0])
         start = self.values.buffer_info()[0]
         self._arrays = [
             None if taken is None else array("Q", [start + 8 * slot for slot in taken] or [0]) for taken in places

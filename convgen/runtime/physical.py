@@ -1,4 +1,7 @@
-"""NumPy arrays as they lie in memory: a tensor's element type and the dense strides of its layout."""
+"""Arrays as they lie in memory: a tensor's element type and the dense strides of its layout.
+
+`with_strides`, `flat` and `unflat` take NumPy's arrays and CuPy's.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import numpy.typing as npt
 
 from convgen.errors import UsageError
 from convgen.problem import TensorSpec
+from convgen.reference.arrays import Array, Module
 from convgen.reference.rounding import decode, encode
 from convgen.runtime.arrays import ACCEPTED_DTYPES
 
@@ -21,7 +25,8 @@ def to_physical(spec: TensorSpec, logical: npt.ArrayLike) -> npt.NDArray[Any]:
     values = np.asarray(logical)
     if values.shape != spec.shape:
         raise UsageError(f"{spec.name}: shape {values.shape}, expected {spec.shape}")
-    return with_strides(spec, np.asarray(encode(values, spec.dtype)))
+    physical: npt.NDArray[Any] = with_strides(spec, np.asarray(encode(values, spec.dtype)))
+    return physical
 
 
 def to_logical(spec: TensorSpec, physical: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
@@ -29,11 +34,14 @@ def to_logical(spec: TensorSpec, physical: npt.NDArray[Any]) -> npt.NDArray[np.f
     return np.ascontiguousarray(decode(physical, spec.dtype), np.float64).reshape(spec.shape)
 
 
-def with_strides(spec: TensorSpec, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def with_strides(spec: TensorSpec, array: Array, xp: Module = np) -> Array:
     """The same elements in an array of the same shape that is dense in the tensor's memory order."""
-    order = spec.layout.order(len(spec.shape))
-    dense = np.ascontiguousarray(array.transpose(order))
-    return dense.transpose(np.argsort(order))
+    return unflat(spec, xp.ascontiguousarray(flat(spec, array)))
+
+
+def stored_dtype(spec: TensorSpec) -> np.dtype[Any]:
+    """The array dtype that holds the tensor's elements: bf16 is kept as its bits."""
+    return np.dtype(ACCEPTED_DTYPES[spec.dtype.storage.value][-1])
 
 
 def check_array(spec: TensorSpec, array: Any) -> None:
@@ -62,12 +70,13 @@ def check_writable(spec: TensorSpec, array: npt.NDArray[Any]) -> None:
         raise UsageError(f"{spec.name} has stride 0: several of its elements share memory, so it cannot be written")
 
 
-def flat(spec: TensorSpec, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def flat(spec: TensorSpec, array: Array) -> Array:
     """The elements in the tensor's memory order, one-dimensional; a view where the array is dense in that order."""
     return array.transpose(spec.layout.order(len(spec.shape))).reshape(-1)
 
 
-def unflat(spec: TensorSpec, elements: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def unflat(spec: TensorSpec, elements: Array) -> Array:
     """View of `elements` (in memory order, one-dimensional) with the tensor's shape and strides."""
     order = spec.layout.order(len(spec.shape))
-    return elements.reshape([spec.shape[axis] for axis in order]).transpose(np.argsort(order))
+    logical = sorted(range(len(order)), key=order.__getitem__)
+    return elements.reshape([spec.shape[axis] for axis in order]).transpose(logical)

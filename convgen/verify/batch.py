@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-import os
-import signal
-import threading
+import functools
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import Connection
 
 from convgen.errors import ConvgenError, DeviceError, SimulatorFault
 from convgen.lowering import lower
 from convgen.plan import Plan
 from convgen.problem import Conv
+from convgen.processes import Announce, Child, ChildDied, Pool, Serve
 from convgen.space import Config
 from convgen.strategies import Strategy
 from convgen.verify import cuda, sim
@@ -42,57 +36,40 @@ def verify_cases(cases: Iterable[Case], settings: Settings) -> Iterator[VerifyRe
 
 
 def _shared(groups: Sequence[Sequence[Case]], settings: Settings) -> Iterator[VerifyResult]:
-    # A kernel that takes its process down must not take the caller's: spawned, so that no lock is inherited held.
-    context = multiprocessing.get_context("spawn")
-    ended, lifeline = context.Pipe(duplex=False)
-    workers = min(settings.jobs, len(groups))
     told: dict[str | tuple[str, type[Warning], int], int] = {}
-    pool = ProcessPoolExecutor(workers, context, _end_with_caller, (ended,))
+    # A kernel that takes its process down must not take the caller's.
+    pool = Pool(min(settings.jobs, len(groups)), _server, settings, name="verifying")
     try:
-        with _signals_held():
-            shared = [pool.submit(_verify_shared, group, settings) for group in groups]
+        shared = [pool.submit(functools.partial(_verified_by, group)) for group in groups]
         for future in shared:
             results, remarks = future.result()
             for remark in remarks:
                 warnings.warn_explicit(*remark, registry=told)
             yield from results
-    except BrokenProcessPool as error:
-        raise SimulatorFault("a kernel took its process down; with one job (--jobs 1) it can be told which") from error
+    except ChildDied as error:
+        raise SimulatorFault(
+            f"a kernel took its process down; with one job (--jobs 1) it can be told which ({error})"
+        ) from error
     finally:
-        lifeline.close()  # else the pool would wait for what nobody will ask for
-        pool.shutdown()
+        pool.close()  # else it would go on with what nobody will ask for
 
 
-@contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    """Processes are started whole, and never see Ctrl-C, which a terminal sends to all of them: the caller handles it.
-
-    The mask is what they inherit. It does not hold the caller's own signals, which another of its threads may take.
-    """
-    held: list[int] = []
-    in_main = threading.current_thread() is threading.main_thread()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if in_main}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        for number in handlers:
-            signal.signal(number, lambda received, _: held.append(received))
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for received in held:
-            signal.raise_signal(received)
+def _verified_by(cases: Sequence[Case], child: Child) -> tuple[list[VerifyResult], list[Remark]]:
+    reply = child.call(cases, None)
+    if isinstance(reply, DeviceError):
+        raise reply
+    results, remarks = reply
+    return results, remarks
 
 
-def _end_with_caller(ended: Connection) -> None:
-    """End this process as soon as the other end of `ended` is closed, by the caller or because it is gone."""
+def _server(settings: Settings) -> Serve:
+    def serve(cases: Sequence[Case], _: Announce) -> tuple[list[VerifyResult], list[Remark]] | DeviceError:
+        try:
+            return _verify_shared(cases, settings)
+        except DeviceError as error:
+            return error
 
-    def watch() -> None:
-        ended.poll(None)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    return serve
 
 
 Remark = tuple[str, type[Warning], str, int]

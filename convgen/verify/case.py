@@ -9,6 +9,7 @@ from typing import Any, Literal
 from convgen.errors import CompileError, NotApplicableError, WrongResultError
 from convgen.problem import Conv, Problem
 from convgen.reference import InputKind
+from convgen.simulator import FaultKind
 from convgen.space import Config, Value
 from convgen.strategies import Strategy
 from convgen.target import Target
@@ -74,6 +75,8 @@ class VerifyResult:
     exact: bool = False
     """Whether it was also run on small integers, whose sums are exact, so that nothing but rounding to the output's
     type is allowed."""
+    faults: tuple[FaultKind, ...] = ()
+    """The rules of the execution model that it was seen to break, causes first."""
     seconds: float = 0.0
     """What building, running and comparing took."""
 

@@ -26,6 +26,8 @@ from convgen.reference import (
     reference_sampled,
     strict_model,
 )
+from convgen.runtime.physical import with_strides
+from convgen.simulator import FaultKind
 from convgen.verify.case import Settings, VerifyResult
 
 LONG_SUM = 512
@@ -64,11 +66,17 @@ class Oracle:
         """A tensor's values as its type stores them, in logical order."""
         return encode(self.values[name], self.problem.tensor(name).dtype, self.xp)
 
+    @functools.cached_property
+    def arrays(self) -> Mapping[str, Any]:
+        """The same of every input, and of an output that is added to, as it lies in memory. Not to be written."""
+        specs = [self.problem.tensor(name) for name in self.values]
+        return {spec.name: with_strides(spec, self.stored(spec.name), self.xp) for spec in specs}
+
     def judge(self, got: Any, indices: Any | None = None) -> Comparison:
         """Hold a whole output, or the elements at flat `indices` of it, against what is right."""
         if indices is None:
-            return compare(self.problem, got, *self._whole, self.xp)
-        chosen, expected, limit = (array.ravel()[self.xp.asarray(indices)] for array in (got, *self._whole))
+            return compare(self.problem, got, *self.whole, self.xp)
+        chosen, expected, limit = (array.ravel()[self.xp.asarray(indices)] for array in (got, *self.whole))
         return compare(self.problem, chosen, expected, limit, self.xp, indices)
 
     def judge_sampled(self, got: Any, indices: Any) -> Comparison:
@@ -78,7 +86,8 @@ class Oracle:
         return compare(self.problem, got.ravel()[self.xp.asarray(indices)], expected, limit, self.xp, indices)
 
     @functools.cached_property
-    def _whole(self) -> tuple[Any, Any]:
+    def whole(self) -> tuple[Any, Any]:
+        """What is right for every element of the output, and the bound of each. Computed once."""
         expected = reference(self.problem, self.values, self.xp)
         return expected, bound(self.problem, self.values, expected, self.model, self.xp)
 
@@ -103,6 +112,13 @@ class Oracles:
             self._known[kind] = Oracle(fixed, values, kind, self._xp)
         return self._known[kind]
 
+    def prepare(self, problem: Conv, whole_macs: int) -> None:
+        """Compute ahead what plans of the problem are held against, if it has no more multiply-adds than that."""
+        for kind in input_kinds(problem, self._settings):
+            oracle = self.of(problem, kind)
+            if oracle.problem.macs <= whole_macs:
+                _ = oracle.whole  # computed once, and kept
+
 
 def input_kinds(problem: Conv, settings: Settings) -> tuple[InputKind, ...]:
     """The inputs to verify with: long sums of normal numbers are followed by exact ones, whose bound is tight."""
@@ -123,12 +139,13 @@ def outcome(
     *,
     sanitized: bool = False,
     fault: str = "",
+    faults: tuple[FaultKind, ...] = (),
 ) -> VerifyResult:
-    """The result of a run that was compared; a fault makes it wrong whatever its numbers."""
+    """The result of a run that was compared; faults, told by `fault`, make it wrong whatever its numbers."""
     worst = comparison.worst
     finite = worst is not None and all(map(math.isfinite, (worst.got, worst.reference)))
     size = oracle.problem.outputs[0].size
-    right = comparison.ok and not fault
+    right = comparison.ok and not faults
     return VerifyResult(
         problem=plan.problem,
         strategy=plan.strategy,
@@ -142,4 +159,5 @@ def outcome(
         coverage=comparison.count / size if size else 1.0,
         sanitized=sanitized,
         exact=oracle.model.eps_acc == 0.0,
+        faults=faults,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,32 +38,46 @@ class _Pass:
     blocks: BlockSample | None = None
 
 
+@dataclass(frozen=True)
+class Built:
+    """A plan in every mode that its passes need; where the host's compiler refused it, the error."""
+
+    plan: Plan
+    passes: tuple[_Pass, ...]
+    programs: Mapping[Mode, SimProgram | CompileError]
+
+
 def verify_group(plans: Sequence[Plan], settings: Settings) -> list[VerifyResult | ConvgenError | MemoryError]:
     """One result or error a plan, in order; built together as far as they need the same mode.
 
     Raises DeviceError if there is no host compiler.
     """
     sources = [render(plan) for plan in plans]
-    passes = [_passes(plan.problem, settings) for plan in plans]
     started = time.perf_counter()
+    group = build_group(plans, sources, settings)
+    share = (time.perf_counter() - started) / max(len(plans), 1)
+    oracles = Oracles(settings)
+    results: list[VerifyResult | ConvgenError | MemoryError] = []
+    for built in group:
+        began = time.perf_counter()
+        try:
+            result = verify_built(built, settings, oracles)
+            results.append(replace(result, seconds=share + time.perf_counter() - began))
+        except (ConvgenError, MemoryError) as error:
+            results.append(error)
+    return results
+
+
+def build_group(plans: Sequence[Plan], sources: Sequence[str], settings: Settings) -> list[Built]:
+    """Build rendered plans for what `settings` asks of each. Raises DeviceError if there is no host compiler."""
+    passes = [_passes(plan.problem, settings) for plan in plans]
     programs: list[dict[Mode, SimProgram | CompileError]] = [{} for _ in plans]
     for mode in Mode:
         members = [i for i, wanted in enumerate(passes) if any(p.mode is mode for p in wanted)]
         built = _build([plans[i] for i in members], [sources[i] for i in members], mode)
         for i, program in zip(members, built, strict=True):
             programs[i][mode] = program
-    share = (time.perf_counter() - started) / max(len(plans), 1)
-
-    oracles = Oracles(settings)
-    results: list[VerifyResult | ConvgenError | MemoryError] = []
-    for plan, wanted, found in zip(plans, passes, programs, strict=True):
-        began = time.perf_counter()
-        try:
-            result = _run(plan, wanted, found, settings, oracles)
-            results.append(replace(result, seconds=share + time.perf_counter() - began))
-        except (ConvgenError, MemoryError) as error:
-            results.append(error)
-    return results
+    return [Built(*of_plan) for of_plan in zip(plans, passes, programs, strict=True)]
 
 
 def _passes(problem: Conv, settings: Settings) -> tuple[_Pass, ...]:
@@ -88,28 +102,32 @@ def _build(plans: list[Plan], sources: list[str], mode: Mode) -> list[SimProgram
     return [_build([plan], [source], mode)[0] for plan, source in zip(plans, sources, strict=True)]
 
 
-def _run(
-    plan: Plan,
-    passes: Sequence[_Pass],
-    programs: dict[Mode, SimProgram | CompileError],
-    settings: Settings,
-    oracles: Oracles,
-) -> VerifyResult:
-    """Every pass on the first kind of inputs, then the first pass on the others."""
+def verify_built(built: Built, settings: Settings, oracles: Oracles) -> VerifyResult:
+    """Every pass on the first kind of inputs, then the first pass on the others.
+
+    Raises CompileError if the plan was refused, SimulatorFault for a launch that no GPU accepts, MemoryError.
+    """
+    plan, passes = built.plan, built.passes
     first, *others = input_kinds(plan.problem, settings)
     runs = [(wanted, first) for wanted in passes] + [(passes[0], kind) for kind in others]
     result: VerifyResult | None = None
     for wanted, kind in runs:
-        program = programs[wanted.mode]
+        program = built.programs[wanted.mode]
         if isinstance(program, CompileError):
             raise program
         oracle = oracles.of(plan.problem, kind)
         ran, output = _simulate(program, oracle, wanted.blocks)
-        sanitized = wanted.mode is Mode.CHECK
-        fault = "\n".join(map(str, ran.report.faults))
-        written = ran.written[oracle.problem.outputs[0].name]
-        comparison = _compare(oracle, output, written)
-        latest = outcome(plan, settings, oracle, comparison, sanitized=sanitized, fault=fault)
+        found = ran.report.faults
+        comparison = _compare(oracle, output, ran.written[oracle.problem.outputs[0].name])
+        latest = outcome(
+            plan,
+            settings,
+            oracle,
+            comparison,
+            sanitized=wanted.mode is Mode.CHECK,
+            fault="\n".join(map(str, found)),
+            faults=tuple(fault.kind for fault in found),
+        )
         if latest.status != "ok":
             return latest
         result = latest if result is None else result.joined(latest)
@@ -119,7 +137,7 @@ def _run(
 
 def _simulate(program: SimProgram, oracle: Oracle, blocks: BlockSample | None) -> tuple[SimResult, Any]:
     problem = oracle.problem
-    inputs = {spec.name: oracle.stored(spec.name) for spec in problem.inputs}
+    inputs = {spec.name: oracle.arrays[spec.name] for spec in problem.inputs}
     [spec] = problem.outputs
     output = oracle.stored(spec.name) if problem.accumulate else encode(numpy.zeros(spec.shape), spec.dtype)
     return program.run(inputs, {spec.name: output}, blocks=blocks, workers=1), output

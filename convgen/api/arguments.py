@@ -1,0 +1,200 @@
+"""A call's arguments, in PyTorch's words, to a problem; what is wrong with them is said in the same words."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from convgen.api.layouts import layout_of
+from convgen.errors import ProblemError, UsageError
+from convgen.problem import Activation, Conv, DType, Epilogue, TensorSpec
+from convgen.problem.conv_form import layout_of as layout_named
+from convgen.problem.conv_form import split_op
+from convgen.problem.epilogue import DEFAULT_SLOPE
+from convgen.problem.values import dims, size
+
+DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+"""Names of array dtypes, and the problem's word for each."""
+
+OPERANDS = {"x": "input", "w": "weight", "scale": "scale", "shift": "shift", "bias": "bias", "residual": "residual"}
+"""A problem's tensors in its order, and what a call names them."""
+
+_KEYS = {"pad": "padding", "c": "input channels", "k": "weight channels", "macs": "multiply-adds"}
+
+
+class Options(NamedTuple):
+    """A call's arguments that are no arrays, as given."""
+
+    stride: Any
+    padding: Any
+    output_padding: Any
+    dilation: Any
+    groups: Any
+    layout: Any
+    activation: Any
+    accuracy: Any
+    workspace_limit: Any
+
+
+class Described(NamedTuple):
+    """What matters of an array; strides count elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+    def with_batch(self) -> Described:
+        """The same memory with a batch of 1 before the other extents."""
+        return Described((1, *self.shape), (0, *self.strides), self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A call understood. `shape` and `strides` (elements) are the output's as the caller sees it."""
+
+    problem: Conv
+    is_batched: bool
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    workspace_limit: int | None
+
+
+def request(op: str, input: Described, weight: Described, extras: Collection[str], options: Options) -> Request:
+    """The problem of a call; `extras` names the other operands it has ("bias", "residual", …).
+
+    Raises UsageError for arrays that do not fit each other, ProblemError for another argument.
+    """
+    nd, transposed = split_op(op)
+    is_batched = _is_batched(op, nd, input, weight)
+    input = input if is_batched else input.with_batch()
+    groups = size("groups", _plain(options.groups), at_least=1)
+    channels, k = _channels(input.shape[1], weight.shape, groups, transposed)
+    given = None if options.layout is None else layout_named(options.layout)
+    try:
+        problem = Conv.of(
+            op,
+            n=input.shape[0],
+            c=channels,
+            k=k,
+            spatial=input.shape[2:],
+            filter=_filter(weight.shape[2:]),
+            stride=dims("stride", _plain(options.stride), nd, at_least=1),
+            pad=_padding(options.padding, transposed),
+            output_padding=dims("output_padding", _plain(options.output_padding), nd, at_least=0),
+            dilation=dims("dilation", _plain(options.dilation), nd, at_least=1),
+            groups=groups,
+            dtype=_dtype(input, weight),
+            layout=layout_of((input.shape, input.strides), (weight.shape, weight.strides), given),
+            epilogue=_epilogue(extras, options.activation),
+            accuracy=options.accuracy,
+        )
+    except ProblemError as error:
+        raise _in_the_callers_words(error, is_batched) from error
+    [y] = problem.outputs
+    limit = options.workspace_limit
+    return Request(
+        problem=problem,
+        is_batched=is_batched,
+        shape=y.shape if is_batched else y.shape[1:],
+        strides=y.strides if is_batched else y.strides[1:],
+        workspace_limit=None if limit is None else size("workspace_limit", _plain(limit)),
+    )
+
+
+def described_shape(shape: tuple[int, ...], weight: Described, layout: Any) -> Described:
+    """An input of that shape which is dense in the given layout, else in the weight's."""
+    pair = weight.shape, weight.strides
+    order = layout_of(pair, pair, None) if layout is None else layout_named(layout)
+    whole = shape if len(shape) == len(weight.shape) else (1, *shape)
+    strides = TensorSpec("input", whole, DType.FP32, order).strides
+    return Described(shape, strides[len(whole) - len(shape) :], weight.dtype)
+
+
+def check_extras(wanted: Request, extras: Mapping[str, Described]) -> None:
+    """Check the operands beside input and weight, and "out", by name. Raises UsageError."""
+    problem = wanted.problem
+    specs = {OPERANDS[spec.name]: spec for spec in problem.inputs[2:]} | {"out": problem.outputs[0]}
+    for name, array in extras.items():
+        spec = specs[name]
+        if name == "out" and any(e > 1 and s == 0 for e, s in zip(array.shape, array.strides, strict=True)):
+            raise UsageError("out has stride 0: several of its elements share memory, so it cannot be written")
+        shape = spec.shape if wanted.is_batched or len(spec.shape) == 1 else spec.shape[1:]
+        if array.shape != shape:
+            raise UsageError(f"{name} has shape {array.shape}, expected {shape}")
+        if DTYPES.get(array.dtype) != spec.dtype.value:
+            wanted_dtype = next(name for name, word in DTYPES.items() if word == spec.dtype.value)
+            raise UsageError(f"{name} is {array.dtype}, expected {wanted_dtype}")
+
+
+def _is_batched(op: str, nd: int, input: Described, weight: Described) -> bool:
+    if len(weight.shape) != nd + 2:
+        raise UsageError(f"weight has shape {weight.shape}: {op} takes {nd + 2} dimensions")
+    if len(input.shape) not in (nd + 1, nd + 2):
+        raise UsageError(f"input has shape {input.shape}: {op} takes {nd + 2} dimensions, or {nd + 1} without a batch")
+    return len(input.shape) == nd + 2
+
+
+def _dtype(input: Described, weight: Described) -> str:
+    if input.dtype not in DTYPES:
+        hint = "; the bits of bf16 are to be viewed as bfloat16" if input.dtype == "uint16" else ""
+        raise UsageError(f"input is {input.dtype}, expected {', '.join(DTYPES)}{hint}")
+    if weight.dtype != input.dtype:
+        raise UsageError(f"weight is {weight.dtype}, expected {input.dtype} as input is")
+    return DTYPES[input.dtype]
+
+
+def _channels(channels: int, weight: tuple[int, ...], groups: int, transposed: bool) -> tuple[int, int]:
+    """Input and output channels."""
+    expected = weight[0] if transposed else weight[1] * groups
+    if channels != expected:
+        per_group = "" if groups == 1 or transposed else f" ({weight[1]} in each of {groups} groups)"
+        raise UsageError(f"input has {channels} channels, weight of shape {weight} takes {expected}{per_group}")
+    return channels, weight[1] * groups if transposed else weight[0]
+
+
+def _filter(extents: tuple[int, ...]) -> tuple[int, ...]:
+    if 0 in extents:
+        raise UsageError(f"weight has a filter of {'x'.join(map(str, extents))}, expected at least 1 tap a dimension")
+    return extents
+
+
+def _padding(padding: Any, transposed: bool) -> Any:
+    if isinstance(padding, str):
+        if padding == "valid" and not transposed:
+            return 0
+        if padding != "same" or transposed:
+            words = "" if transposed else ", 'same' or 'valid'"
+            raise ProblemError("padding", repr(padding), f"integers, one or one for each spatial dimension{words}")
+    return _plain(padding)
+
+
+def _plain(value: Any) -> Any:
+    """Integers of any library as Python's, sequences of any kind as tuples; the rest as it is, to be refused."""
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, tuple | list):
+        return tuple(_plain(part) for part in value)
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
+
+
+def _epilogue(extras: Collection[str], activation: Any) -> Epilogue:
+    scale, shift, bias, residual = (name in extras for name in ("scale", "shift", "bias", "residual"))
+    name, slope = activation if isinstance(activation, tuple) and len(activation) == 2 else (activation, DEFAULT_SLOPE)
+    if name is None:
+        return Epilogue(scale, shift, bias, residual)
+    words = [word.value for word in Activation if word is not Activation.NONE]
+    if name not in words or (name != Activation.LEAKY_RELU and isinstance(activation, tuple)):
+        raise UsageError(
+            f"activation={activation!r}: expected None, one of {', '.join(words)}, or ('leaky_relu', slope)"
+        )
+    return Epilogue(scale, shift, bias, residual, Activation(name), slope)
+
+
+def _in_the_callers_words(error: ProblemError, is_batched: bool) -> ProblemError:
+    spatial = {"in": f"input.shape[{2 if is_batched else 1}:]", "filter": "weight.shape[2:]"}
+    return ProblemError((_KEYS | spatial).get(error.key, error.key), error.value, error.expected)

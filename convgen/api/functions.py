@@ -1,0 +1,254 @@
+"""The convolutions, with the arguments of `torch.nn.functional` in its order, and `prepare`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from convgen.api.dispatch import Dispatcher
+from convgen.api.prepared import PreparedWeight
+from convgen.api.tuned import connect
+
+Extents = int | Sequence[int]
+"""One integer for every spatial dimension, or one for each."""
+
+Padding = int | str | Sequence[int | Sequence[int]]
+"""As Extents, a pair (before, after) for a dimension, "same" or "valid"."""
+
+Activation = str | tuple[str, float] | None
+
+DISPATCHER = Dispatcher(connect)
+
+
+def conv1d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Extents = 1,
+    padding: Padding = 0,
+    dilation: Extents = 1,
+    groups: int = 1,
+    *,
+    layout: str | None = None,
+    scale: Any = None,
+    shift: Any = None,
+    residual: Any = None,
+    activation: Activation = None,
+    accuracy: str = "strict",
+    workspace_limit: int | None = None,
+    out: Any = None,
+) -> Any:
+    """`conv2d` over one dimension: input (N, C, L) or (C, L), weight (K, C/groups, filter)."""
+    return DISPATCHER.call(
+        "conv1d",
+        (input, weight, scale, shift, bias, residual, out),
+        (stride, padding, 0, dilation, groups, layout, activation, accuracy, workspace_limit),
+    )
+
+
+def conv2d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Extents = 1,
+    padding: Padding = 0,
+    dilation: Extents = 1,
+    groups: int = 1,
+    *,
+    layout: str | None = None,
+    scale: Any = None,
+    shift: Any = None,
+    residual: Any = None,
+    activation: Activation = None,
+    accuracy: str = "strict",
+    workspace_limit: int | None = None,
+    out: Any = None,
+) -> Any:
+    """activation(conv(input, weight) * scale + shift + bias + residual), each part but the convolution optional.
+
+    Arrays are CUDA tensors of PyTorch, CuPy arrays, what CuPy can wrap, or NumPy's, which are computed on the GPU if
+    there is one, else in the simulator with a warning. The work is put on the library's current stream; nothing waits
+    for it (but NumPy). All are float32, float16 or bfloat16, and of one dtype but scale and shift:
+
+    - `input` (N, C, H, W), or (C, H, W) for one image; `weight` (K, C/groups, R, S), or what `prepare` made of it;
+    - `bias` (K,); `scale` and `shift` (K,) float32; `residual` and `out` as the output. The output is `out`, which is
+      overwritten, or a new array of the input's library and dtype, (N, K, P, Q) or (K, P, Q).
+
+    float32 is computed in fp32, accumulated in fp32 as the others are. The layout is read from the strides of `input`
+    (`torch.channels_last` is one) and is the output's; arrays in another layout, and strided views, are copied first.
+    `layout` ("nchw", "nhwc", …) settles what strides leave open: a single channel, a single position, a strided view.
+
+    `padding` is an integer, one for each dimension, a pair (before, after) for a dimension, "valid", or "same": an
+    output of ceil(extent / stride), the odd element of padding after. `activation` is "relu", "relu6", "gelu" (exact),
+    "silu", "hardswish", "leaky_relu", or ("leaky_relu", slope). `accuracy="fast"` admits kernels with a larger stated
+    error. `workspace_limit`, in bytes, passes over kernels that need more temporary memory.
+
+    Which kernel runs is a matter of `tuning`. May be captured in a CUDA graph. Raises UsageError and ProblemError for
+    arguments that do not fit, also for a tensor that requires grad, since there are no backward kernels yet;
+    NotApplicableError where no kernel applies; DeviceError for what CUDA refuses.
+    """
+    return DISPATCHER.call(
+        "conv2d",
+        (input, weight, scale, shift, bias, residual, out),
+        (stride, padding, 0, dilation, groups, layout, activation, accuracy, workspace_limit),
+    )
+
+
+def conv3d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Extents = 1,
+    padding: Padding = 0,
+    dilation: Extents = 1,
+    groups: int = 1,
+    *,
+    layout: str | None = None,
+    scale: Any = None,
+    shift: Any = None,
+    residual: Any = None,
+    activation: Activation = None,
+    accuracy: str = "strict",
+    workspace_limit: int | None = None,
+    out: Any = None,
+) -> Any:
+    """`conv2d` over three dimensions: input (N, C, D, H, W) or (C, D, H, W), weight (K, C/groups, T, R, S)."""
+    return DISPATCHER.call(
+        "conv3d",
+        (input, weight, scale, shift, bias, residual, out),
+        (stride, padding, 0, dilation, groups, layout, activation, accuracy, workspace_limit),
+    )
+
+
+def conv_transpose1d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Extents = 1,
+    padding: Padding = 0,
+    output_padding: Extents = 0,
+    groups: int = 1,
+    dilation: Extents = 1,
+    *,
+    layout: str | None = None,
+    scale: Any = None,
+    shift: Any = None,
+    residual: Any = None,
+    activation: Activation = None,
+    accuracy: str = "strict",
+    workspace_limit: int | None = None,
+    out: Any = None,
+) -> Any:
+    """`conv_transpose2d` over one dimension: input (N, C, L) or (C, L), weight (C, K/groups, filter)."""
+    return DISPATCHER.call(
+        "conv_transpose1d",
+        (input, weight, scale, shift, bias, residual, out),
+        (stride, padding, output_padding, dilation, groups, layout, activation, accuracy, workspace_limit),
+    )
+
+
+def conv_transpose2d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Extents = 1,
+    padding: Padding = 0,
+    output_padding: Extents = 0,
+    groups: int = 1,
+    dilation: Extents = 1,
+    *,
+    layout: str | None = None,
+    scale: Any = None,
+    shift: Any = None,
+    residual: Any = None,
+    activation: Activation = None,
+    accuracy: str = "strict",
+    workspace_limit: int | None = None,
+    out: Any = None,
+) -> Any:
+    """The transposed convolution, with all that `conv2d` says of its arguments.
+
+    `weight` is (C, K/groups, R, S). The output extent is (extent - 1) * stride - padding before and after +
+    dilation * (filter - 1) + 1 + output_padding; `output_padding` is less than the larger of stride and dilation.
+    """
+    return DISPATCHER.call(
+        "conv_transpose2d",
+        (input, weight, scale, shift, bias, residual, out),
+        (stride, padding, output_padding, dilation, groups, layout, activation, accuracy, workspace_limit),
+    )
+
+
+def conv_transpose3d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Extents = 1,
+    padding: Padding = 0,
+    output_padding: Extents = 0,
+    groups: int = 1,
+    dilation: Extents = 1,
+    *,
+    layout: str | None = None,
+    scale: Any = None,
+    shift: Any = None,
+    residual: Any = None,
+    activation: Activation = None,
+    accuracy: str = "strict",
+    workspace_limit: int | None = None,
+    out: Any = None,
+) -> Any:
+    """`conv_transpose2d` over three dimensions: input (N, C, D, H, W) or without N, weight (C, K/groups, T, R, S)."""
+    return DISPATCHER.call(
+        "conv_transpose3d",
+        (input, weight, scale, shift, bias, residual, out),
+        (stride, padding, output_padding, dilation, groups, layout, activation, accuracy, workspace_limit),
+    )
+
+
+def prepare(
+    weight: Any,
+    input: Any = None,
+    bias: Any = None,
+    stride: Extents = 1,
+    padding: Padding = 0,
+    dilation: Extents = 1,
+    groups: int = 1,
+    *,
+    transposed: bool = False,
+    output_padding: Extents = 0,
+    layout: str | None = None,
+    scale: Any = None,
+    shift: Any = None,
+    residual: Any = None,
+    activation: Activation = None,
+    accuracy: str = "strict",
+    workspace_limit: int | None = None,
+) -> PreparedWeight:
+    """Declare a weight constant, so that what depends on it alone is computed once for each problem and kept.
+
+    What is returned stands for `weight` in any convolution, stream, thread or CUDA graph. With `input`, an example or
+    its shape, and the arguments of the calls to come, the work is done at once (`bias`, `scale`, `shift` and `residual`
+    only count as given or not: True will do); without, at the first call of each problem. While a graph is captured
+    nothing is prepared: a weight not prepared before is then used like any other.
+
+    The weight must not be written afterwards. Its `requires_grad` does not matter.
+    """
+    prepared = PreparedWeight(weight)
+    if input is not None:
+        given = {"bias": bias, "scale": scale, "shift": shift, "residual": residual}
+        DISPATCHER.prepare(
+            f"conv{'_transpose' if transposed else ''}{len(prepared.shape) - 2}d",
+            prepared,
+            input,
+            [name for name, value in given.items() if value is not None and value is not False],
+            (stride, padding, output_padding, dilation, groups, layout, activation, accuracy, workspace_limit),
+        )
+    return prepared
+
+
+def decisions() -> str:
+    """The decisions that calls took in this process, as JSON text: what `tuning("frozen", decisions=…)` is served from.
+
+    Sorted, so that equal decisions give equal text.
+    """
+    return DISPATCHER.decisions()

@@ -1,0 +1,68 @@
+"""A call's arrays: whose they are, where they are, and what they look like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from convgen.api.arguments import Described
+from convgen.errors import UsageError
+from convgen.runtime.arrays import Library, native
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An array that is one of a call's, and the library that handles it, which is none for NumPy's."""
+
+    name: str
+    array: Any
+    library: Library | None
+    described: Described
+    device: int
+
+    @property
+    def signature(self) -> Callable[[Any], Hashable]:
+        """What gives all of such an array but where it lies."""
+        return _HOST_SIGNATURE if self.library is None else self.library.signature
+
+
+def operand(name: str, array: Any) -> Operand:
+    """Raises UsageError for what is no array in memory that can be used."""
+    if isinstance(array, np.ndarray):
+        if not array.dtype.isnative:
+            raise UsageError(f"{name} is {array.dtype} in another byte order than this machine's: {name}.astype")
+        return Operand(name, array, None, _described(array.shape, array.strides, array.dtype), -1)
+    library, found = native(name, array)
+    try:
+        view = library.view(found)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
+    if view.in_bytes:
+        return Operand(name, found, library, _described(view.shape, view.strides, found.dtype), view.device)
+    return Operand(name, found, library, Described(tuple(view.shape), tuple(view.strides), view.dtype), view.device)
+
+
+def check_same_place(operands: Sequence[Operand]) -> None:
+    """Raise UsageError unless all are NumPy arrays, or all on one GPU."""
+    first = operands[0]
+    for other in operands[1:]:
+        if (other.library is None) != (first.library is None):
+            host, gpu = (first, other) if first.library is None else (other, first)
+            raise UsageError(f"{host.name} is a NumPy array and {gpu.name} in GPU memory: move one of them")
+        if other.device != first.device:
+            raise UsageError(
+                f"{other.name} is on device {other.device}, {first.name} on device {first.device}: move one of them"
+            )
+
+
+def _described(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> Described:
+    # A stride that is no whole number of elements is no layout's: 0 stands for it.
+    elements = tuple(0 if stride % dtype.itemsize else stride // dtype.itemsize for stride in strides)
+    return Described(tuple(shape), elements, str(dtype))
+
+
+_HOST_SIGNATURE = attrgetter("shape", "strides", "dtype")

@@ -1,0 +1,194 @@
+"""cuDNN through PyTorch, as contestants: on the same numbers and stream, captured in a graph as often as ours.
+
+Where the layout is the same, the tensors are the same memory as our arrays. PyTorch is imported here alone, and only
+when a benchmark asks for peers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from convgen.bench.torch_calls import DTYPES, call_of, unsqueezed, why_not
+from convgen.measure import Replay
+from convgen.problem import Conv, DType, Layout, TensorSpec
+
+GROUPS = ("cudnn", "torch")
+"""What `--against` chooses from: cuDNN's best engine by benchmark, and PyTorch as it comes (cudnn.benchmark off)."""
+
+DEVICE = "cuda"
+
+Arrays = Mapping[str, Any]
+
+
+class Refused(NamedTuple):
+    """A peer that cannot compute a problem, and why."""
+
+    name: str
+    reason: str
+
+
+class TorchPeers:
+    """PyTorch on one CuPy stream. Raises ImportError if it is not installed, RuntimeError if it sees no GPU."""
+
+    def __init__(self, stream: Any, against: Collection[str]) -> None:
+        import cupy
+        import torch
+
+        if not torch.cuda.is_available():
+            raise RuntimeError(f"PyTorch {torch.__version__} sees no GPU")
+        self.torch = torch
+        self.cupy = cupy
+        self.stream = stream
+        self.against = tuple(against)
+        self._side = torch.cuda.ExternalStream(stream.ptr)
+        self._tensors: dict[tuple[Conv, Layout], list[dict[str, Any]]] = {}
+
+    @property
+    def versions(self) -> dict[str, str | None]:
+        """Of PyTorch, and of the CUDA and cuDNN it brings."""
+        number = self.torch.backends.cudnn.version()
+        cudnn = None if number is None else f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+        return {"torch": str(self.torch.__version__), "cuda": self.torch.version.cuda, "cudnn": cudnn}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the times depend on besides the versions."""
+        return {"benchmark_limit": self.torch.backends.cudnn.benchmark_limit}
+
+    def contestants(self, problem: Conv, sets: Sequence[Arrays]) -> Iterator[TorchContestant | Refused]:
+        """Each peer on each memory format. `sets` are our buffers: inputs, and for `accumulate` the output's old value
+        as `old`. Raises what PyTorch raises for want of memory."""
+        reason = why_not(problem)
+        for group in self.against:
+            for suffix, form in forms(problem):
+                name = f"{group}_{suffix}"
+                if reason is not None:
+                    yield Refused(name, reason)
+                    continue
+                yield TorchContestant(name, self, form, self.tensors(problem, form, sets), group == "cudnn")
+
+    def tensors(self, problem: Conv, form: Conv, sets: Sequence[Arrays]) -> list[dict[str, Any]]:
+        """Our buffers as the tensors of another form of the problem: the same memory if the layout is the same."""
+        key = (form, problem.layout)
+        if key not in self._tensors:
+            ours = dataclasses.replace(form, layout=problem.layout)
+            self._tensors[key] = [self._converted(form, ours, arrays) for arrays in sets]
+            self.torch.cuda.synchronize()
+        return self._tensors[key]
+
+    def like(self, spec: TensorSpec) -> Any:
+        """An uninitialised tensor, its strides exactly the layout's: PyTorch reads the memory format off them."""
+        dtype = getattr(self.torch, DTYPES[spec.dtype])
+        return self.torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=DEVICE)
+
+    def array(self, tensor: Any, spec: TensorSpec) -> Any:
+        """A result as a CuPy array of the tensor's logical shape; bf16 as its bits."""
+        shaped = tensor.reshape(spec.shape)
+        if spec.dtype is DType.BF16:
+            return self.cupy.from_dlpack(shaped.view(self.torch.int16)).view(self.cupy.uint16)
+        return self.cupy.from_dlpack(shaped)
+
+    @contextlib.contextmanager
+    def active(self, benchmark: bool, tf32: bool) -> Iterator[None]:
+        """PyTorch's work goes to the stream, under these settings."""
+        cudnn = self.torch.backends.cudnn
+        cudnn.benchmark, cudnn.allow_tf32 = benchmark, tf32
+        with self.torch.cuda.stream(self._side), self.torch.no_grad():
+            yield
+
+    def release(self) -> None:
+        """Let go of what belonged to the last problem."""
+        self._tensors.clear()
+        self.torch.cuda.synchronize()
+        self.torch.cuda.empty_cache()
+
+    def _converted(self, form: Conv, ours: Conv, arrays: Arrays) -> dict[str, Any]:
+        specs = {spec.name: spec for spec in ours.inputs}
+        if form.accumulate:
+            specs["old"] = ours.outputs[0]
+        made = {}
+        for name, spec in specs.items():
+            made[name] = self._alias(arrays[name], spec)
+            if form.layout is not ours.layout and len(spec.shape) > 1:
+                wanted = dataclasses.replace(spec, layout=form.layout)
+                made[name] = self.like(wanted).copy_(made[name])
+        return made
+
+    def _alias(self, array: Any, spec: TensorSpec) -> Any:
+        if spec.dtype is DType.BF16:
+            tensor = self.torch.from_dlpack(array.view(self.cupy.int16)).view(self.torch.bfloat16)
+        else:
+            tensor = self.torch.from_dlpack(array)
+        return tensor.as_strided(spec.shape, spec.strides)
+
+
+def forms(problem: Conv) -> list[tuple[str, Conv]]:
+    """The problem in each memory format, by the peer's suffix. PyTorch has no channels-last for 1-D tensors: there the
+    same memory is a 2-D image of height 1."""
+    first, last = (dataclasses.replace(problem, layout=layout) for layout in Layout)
+    if problem.nd == 1:
+        return [("nchw", first), ("1d_nhwc", unsqueezed(last))]
+    return [("nchw", first), ("nhwc", last)]
+
+
+class TorchContestant:
+    """One call of PyTorch on one memory format. See `contest.Contestant`."""
+
+    def __init__(
+        self, name: str, peers: TorchPeers, form: Conv, tensors: Sequence[Mapping[str, Any]], benchmark: bool
+    ) -> None:
+        self.name = name
+        self._peers = peers
+        self._form = form
+        self._tensors = tensors
+        self._settings = (benchmark, form.dtype is DType.TF32)
+        self._call = call_of(form, peers.torch, peers.like)
+
+    def run(self, index: int) -> Any:
+        """One call, eagerly; the first of a shape is when cudnn.benchmark searches."""
+        with self._peers.active(*self._settings):
+            return self._call(self._tensors[index])
+
+    def answer(self, spec: TensorSpec) -> Any:
+        """The output for the first set of buffers, as a CuPy array in logical order."""
+        result = self.run(0)
+        self._peers.stream.synchronize()
+        return self._peers.array(result, spec)
+
+    def capture(self, repetitions: int) -> Replay:
+        """As `measure.capture`, but by PyTorch, whose allocator must know.
+
+        Every call's output is kept until the graph is complete, so that each has memory of its own, as ours have.
+        """
+        torch, stream = self._peers.torch, self._peers.stream
+        graph = torch.cuda.CUDAGraph()
+        with self._peers.active(*self._settings), _no_collection():
+            self._call(self._tensors[0])
+            stream.synchronize()
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                outputs = [self._call(self._tensors[index % len(self._tensors)]) for index in range(repetitions)]
+            finally:
+                graph.capture_end()
+            del outputs
+        return Replay(lambda: self._launch(graph), repetitions)
+
+    def _launch(self, graph: Any) -> None:
+        # Launched as ours are: PyTorch's own replay goes to the current stream, and first refills random seeds there.
+        self._peers.cupy.cuda.runtime.graphLaunch(graph.raw_cuda_graph_exec(), self._peers.stream.ptr)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing is freed by chance while a graph is captured, which CUDA would refuse."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,189 @@
+"""`convgen tune PROBLEM | --suite F`."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from convgen.cli.live import Live
+from convgen.cli.options import quantity_at_most, whole
+from convgen.cli.output import duration, print_json, table
+from convgen.cli.selection import add_problems, read_entries
+from convgen.errors import ConvgenError, DeviceError, NotApplicableError, UsageError, WrongResultError
+from convgen.problem import Conv
+from convgen.strategies import get_strategy
+
+if TYPE_CHECKING:
+    from convgen.tuner.events import Measured, TuneResult
+    from tuning_db import Layers
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "tune",
+        parents=[common],
+        help="search the fastest kernel on the GPU, and remember it",
+        description="A problem whose winner is in the database, made by today's code, is not searched again. Ctrl-C "
+        "ends the search and keeps what it found. Exit status 3 if no strategy applies to any problem, 5 if every "
+        "candidate of a problem was wrong, 6 without a GPU, 130 when interrupted.",
+    )
+    add_problems(parser)
+    parser.add_argument("--strategy", metavar="NAME,…", help="search only these")
+    parser.add_argument("--trials", type=whole(1), metavar="N", help="candidates to compile for a problem")
+    parser.add_argument("--time-limit", type=quantity_at_most, metavar="S", help="seconds for a problem; default: 60")
+    parser.add_argument("--patience", type=whole(1), metavar="N", help="end after N candidates without a gain")
+    parser.add_argument("--db", metavar="PATH|URL", help="default: CONVGEN_TUNING_DB, else a file in the data folder")
+    parser.add_argument("--retune", action="store_true", help="search although the winner is known")
+    parser.add_argument("--devices", default="0", metavar="N,…", help="GPUs to measure on, each its own problem")
+    parser.add_argument("--jobs", type=whole(1), metavar="N", help="processes that compile; default: one a core")
+    parser.add_argument(
+        "--backend",
+        choices=("cuda", "sim"),
+        default="cuda",
+        help="sim: verify in the simulator and take the cost model's times, which are filed apart",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Tune every problem asked for."""
+    from convgen.tuner.events import Budget
+    from convgen.tuner.session import Tuner
+
+    problems = _problems(args)
+    limit = 60.0 if args.time_limit is None and args.trials is None and args.patience is None else args.time_limit
+    strategies = [get_strategy(name) for name in args.strategy.split(",")] if args.strategy else None
+    devices = [_device(text) for text in args.devices.split(",")]
+    with Live(len(problems)) as live:
+        tuner = Tuner(
+            database=_layers(args.db),
+            strategies=strategies,
+            budget=Budget(args.trials, limit, args.patience),
+            backend=args.backend,
+            devices=devices,
+            build_workers=args.jobs,
+            seed=args.seed,
+            progress=live.show,
+            retune=args.retune,
+        )
+        results: list[TuneResult] = []
+        failed: list[ConvgenError] = []
+        with tuner:
+            for result in tuner.tune_many(problems):
+                if isinstance(result, DeviceError):
+                    raise result
+                if isinstance(result, ConvgenError):
+                    failed.append(result)
+                    live.say(f"not tuned: {result}")
+                    continue
+                results.append(result)
+                _tell(args, result, live)
+    if not args.json and len(results) > 1:
+        print(_summary(results))
+    return _status(results, failed)
+
+
+def _problems(args: argparse.Namespace) -> list[tuple[Conv, str]]:
+    chosen = [(e.problem, e.family) for e in read_entries(args) if isinstance(e.problem, Conv)]
+    if not chosen:
+        raise NotApplicableError("attention is described and validated, but no strategy computes it yet")
+    return list({str(problem): (problem, family) for problem, family in chosen}.values())
+
+
+def _device(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise UsageError(f"--devices {text!r}: expected the number of a GPU")
+    return int(text)
+
+
+def _layers(place: str | None) -> Layers:
+    from tuning_db import DatabaseError, Layers, Shipped, open_database, open_layers
+
+    try:
+        return open_layers() if place is None else Layers(open_database(place), None, Shipped())
+    except DatabaseError as error:
+        raise UsageError(str(error)) from error
+
+
+def _tell(args: argparse.Namespace, result: TuneResult, live: Live) -> None:
+    if args.json:
+        print_json(_as_json(result))
+        return
+    print(f"{result.problem}\n  {_sentence(result)}")
+    if result.best is not None:
+        print(f"  {result.best.strategy.name}: {result.best.config}")
+
+
+def _sentence(result: TuneResult) -> str:
+    best = result.best
+    counts = Counter(dict(result.statuses))
+    failures = ", ".join(f"{count} {status}" for status, count in counts.items() if status not in ("ok", "duplicate"))
+    tried = f"{result.trials} candidates{f' ({failures})' if failures else ''} in {duration(result.seconds)}"
+    if best is None or best.seconds is None:
+        return f"no candidate gave a right answer: {tried}"
+    if result.outcome == "served":
+        return f"{duration(best.seconds)}, from the database"
+    parts = [duration(best.seconds)]
+    if result.default is not None and result.default.seconds is not None:
+        parts.append(f"{result.default.seconds / best.seconds:.2f}x as fast as untuned")
+    if result.random_baseline is not None:
+        ratio = result.random_baseline / best.seconds
+        parts.append(f"{ratio:.2f}x as fast as the best of {result.random_draws} random draws")
+    if result.ties:
+        parts.append(f"tied with {len(result.ties)}")
+    if result.outcome == "interrupted":
+        parts.append("interrupted")
+    return f"{'; '.join(parts)}; {tried}"
+
+
+def _summary(results: list[TuneResult]) -> str:
+    searched = [r for r in results if r.outcome != "served"]
+    rows = [
+        ("problems", str(len(results))),
+        ("from the database", str(len(results) - len(searched))),
+        ("candidates", str(sum(r.trials for r in searched))),
+    ]
+    gains = [
+        r.default.seconds / r.best.seconds
+        for r in searched
+        if r.best is not None and r.default is not None and r.best.seconds and r.default.seconds
+    ]
+    if gains:
+        rows.append(("over untuned", f"{statistics.geometric_mean(gains):.2f}x (geomean)"))
+    return table(rows, indent="")
+
+
+def _as_json(result: TuneResult) -> dict[str, Any]:
+    def told(measured: Measured | None) -> dict[str, Any] | None:
+        if measured is None:
+            return None
+        return {
+            "strategy": measured.strategy.name,
+            "config": measured.config.as_dict(),
+            "seconds": measured.seconds,
+            "origin": measured.origin,
+        }
+
+    return {
+        "problem": str(result.problem),
+        "outcome": result.outcome,
+        "best": told(result.best),
+        "default": told(result.default),
+        "ties": [told(tie) for tie in result.ties],
+        "trials": result.trials,
+        "statuses": dict(result.statuses),
+        "random_draws": result.random_draws,
+        "random_baseline": result.random_baseline,
+        "seconds": round(result.seconds, 3),
+    }
+
+
+def _status(results: list[TuneResult], failed: list[ConvgenError]) -> int:
+    if any(result.best is None for result in results):
+        return WrongResultError.exit_code
+    if not results and failed:
+        return failed[0].exit_code
+    return 0

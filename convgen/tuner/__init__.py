@@ -1,0 +1,1 @@
+"""The tuner: candidates proposed, built, verified, timed and remembered."""

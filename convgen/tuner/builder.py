@@ -1,0 +1,133 @@
+"""The compile pool: candidates to binaries, on as many cores as asked, in processes that may hang or crash."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Literal
+
+from convgen.cache import content_key
+from convgen.compiler import Binary, compile_cuda
+from convgen.errors import CompileError, ConvgenError
+from convgen.lowering import lower
+from convgen.plan import Plan
+from convgen.problem import Conv
+from convgen.processes import Announce, Child, ChildDied, ChildHung, ChildRaised, Pool, Serve
+from convgen.render import render
+from convgen.space import Config
+from convgen.strategies import Strategy
+from convgen.target import Target
+
+Backend = Literal["cuda", "sim"]
+BuildStatus = Literal["ok", "compile_error", "compile_timeout", "worker_died", "failed"]
+
+
+@dataclass(frozen=True)
+class Build:
+    """A candidate made ready to run, or the reason it is not. For the simulator there is no binary."""
+
+    strategy: str
+    config: Config
+    plan: Plan | None = None
+    binary: Binary | None = None
+    source: str = ""
+    source_key: str = ""
+    """Equal for candidates that are the same program; "" if it was not rendered."""
+    predicted: float | None = None
+    """Seconds, by the strategy's cost model."""
+    status: BuildStatus = "ok"
+    reason: str = ""
+    seconds: float = 0.0
+    """What building took."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    problem: Conv
+    strategy: Strategy
+    config: Config
+    target: Target
+
+
+class Builder:
+    """`workers` processes that lower, render and compile, each stopped and replaced after `timeout` seconds of a task.
+
+    They start when there is work for them, and are kept. A strategy must be picklable: defined in a module.
+    """
+
+    def __init__(self, workers: int, timeout: float, *, backend: Backend = "cuda") -> None:
+        self.workers = workers
+        self._timeout = timeout
+        self._closed = False
+        self._pool = Pool(workers, _server, backend, name="building")
+
+    def submit(self, problem: Conv, strategy: Strategy, config: Config, target: Target) -> Future[Build]:
+        """Build a candidate; whatever goes wrong is the build's status. Can be cancelled until it begins.
+
+        Its result raises ChildDied if the builder was closed meanwhile.
+        """
+        return self._pool.submit(functools.partial(self._build, _Task(problem, strategy, config, target)))
+
+    def close(self) -> None:
+        """End all processes at once."""
+        self._closed = True
+        self._pool.close()
+
+    def _build(self, task: _Task, child: Child) -> Build:
+        began = time.perf_counter()
+
+        def lost(status: BuildStatus, reason: str) -> Build:
+            seconds = time.perf_counter() - began
+            return Build(task.strategy.name, task.config, status=status, reason=reason, seconds=seconds)
+
+        try:
+            build: Build = child.call(task, self._timeout)
+        except ChildHung as error:
+            return lost("compile_timeout", f"building it took longer than {error.seconds:g} s and was stopped")
+        except ChildDied as error:
+            if self._closed:
+                raise
+            return lost("worker_died", str(error))
+        except ChildRaised as error:
+            return lost("failed", str(error))
+        return build
+
+
+def _server(backend: Backend) -> Serve:
+    return functools.partial(_built, backend)
+
+
+def _built(backend: Backend, task: _Task, announce: Announce) -> Build:
+    began = time.perf_counter()
+    build = Build(task.strategy.name, task.config)
+    try:
+        plan = lower(task.problem, task.strategy, task.config, task.target)
+        source = render(plan)
+        predicted = task.strategy.cost(task.problem, task.config, task.target)
+        build = dataclasses.replace(
+            build, plan=plan, source=source, source_key=program_key(plan, source, backend), predicted=predicted
+        )
+        if backend == "cuda":
+            build = dataclasses.replace(build, binary=compile_cuda(source, plan.target, name=f"{plan.name}.cu"))
+    except CompileError as error:
+        build = dataclasses.replace(build, status="compile_error", reason=str(error))
+    except ConvgenError as error:
+        build = dataclasses.replace(build, status="failed", reason=str(error))
+    return dataclasses.replace(build, seconds=time.perf_counter() - began)
+
+
+def program_key(plan: Plan, source: str, backend: Backend) -> str:
+    """A hash of what runs: the code but for comments and kernels' names, the launches, the architecture.
+
+    Two configs may make the same program; their names, and the comment that tells the config, differ all the same.
+    """
+    code = re.sub(r"//[^\n]*", "", source)
+    steps = repr((plan.steps, plan.workspace))
+    for number, name in enumerate(sorted((kernel.name for kernel in plan.kernels), key=len, reverse=True)):
+        code, steps = (text.replace(name, f"kernel_{number}") for text in (code, steps))
+    lines = filter(None, map(str.strip, code.splitlines()))
+    return content_key(backend, plan.target.arch, "\n".join(lines), steps)

@@ -1,0 +1,152 @@
+"""Which kernel to use for a problem, from what is known: a tuned winner, a neighbour's, or the cost model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from convgen.errors import ConvgenError, NotApplicableError, ProblemError, UsageError
+from convgen.lowering import applicable, lower
+from convgen.problem import Conv
+from convgen.space import Config
+from convgen.strategies import Strategy
+from convgen.target import Target
+from convgen.tuner.keys import task_of, toolchains
+from convgen.tuner.neighbours import FARTHEST, distance
+from tuning_db import Layers, Trial
+
+Origin = Literal["tuned", "stale", "neighbour", "predicted"]
+
+WORSE = 1.5
+"""A neighbour's config is not taken where the cost model predicts it this much slower than its strategy's default."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A strategy and config that pass `check`, and why they were taken.
+
+    tuned      the winner of this very problem and GPU, by code as it is now
+    stale      the same, by code or a compiler that has changed since
+    neighbour  the winner of a similar problem on the same GPU
+    predicted  the default that the cost model thinks fastest
+    """
+
+    strategy: Strategy
+    config: Config
+    origin: Origin
+    trial: Trial | None = None
+
+    def sentence(self) -> str:
+        """Why it was chosen, for people."""
+        if self.trial is None:
+            return "predicted fastest by the cost model; `convgen tune` on the GPU finds out"
+        seconds = (self.trial.seconds or 0.0) * 1e6
+        measured = f"{seconds:.4g} µs when it was measured on {self.trial.task.device}"
+        if self.origin == "neighbour":
+            return f"taken from a similar problem, {self.trial.task.problem} ({measured})"
+        return f"tuned: {measured}" + (", by code that has changed since" if self.origin == "stale" else "")
+
+
+def decide(
+    problem: Conv,
+    target: Target,
+    layers: Layers | None,
+    *,
+    workspace_limit: int | None = None,
+    simulated: bool = False,
+) -> Decision:
+    """The best kernel known for a problem; `layers=None` asks no database. Never tunes.
+
+    `workspace_limit` passes over what needs more bytes. Raises NotApplicableError if no strategy applies, UsageError
+    naming the least workspace possible if every one needs more than the limit.
+    """
+    least: int | None = None
+    for decision in ranked(problem, target, layers, simulated=simulated):
+        if workspace_limit is None:
+            return decision
+        plan = lower(problem, decision.strategy, decision.config, target)
+        needed = plan.workspace_bytes(problem.typical_batch)
+        if needed <= workspace_limit:
+            return decision
+        least = needed if least is None else min(least, needed)
+    raise UsageError(f"workspace_limit={workspace_limit}: {problem} needs at least {least} bytes")
+
+
+def ranked(problem: Conv, target: Target, layers: Layers | None, *, simulated: bool = False) -> Iterator[Decision]:
+    """Every decision there is, best first; the last ones are the defaults of all strategies that apply."""
+    strategies = applicable(problem, target)
+    if layers is not None:
+        yield from known(problem, target, layers, strategies, simulated=simulated)
+    for strategy in strategies:
+        yield Decision(strategy, strategy.default(problem, target), "predicted")
+
+
+def known(
+    problem: Conv, target: Target, layers: Layers, strategies: Sequence[Strategy], *, simulated: bool = False
+) -> Iterator[Decision]:
+    """What has been tuned, best first: the problem's own winner, then those of similar problems."""
+    found = layers.winner(task_of(problem, target, simulated=simulated), toolchains(strategies))
+    if found is not None:
+        choice = restored(found.trial, problem, strategies, target)
+        if choice is not None:
+            yield Decision(*choice, "tuned" if found.tier == "trusted" else "stale", found.trial)
+    yield from _neighbours(problem, target, layers, strategies, simulated)
+
+
+def restored(
+    trial: Trial, problem: Conv, strategies: Sequence[Strategy], target: Target
+) -> tuple[Strategy, Config] | None:
+    """A stored config, checked as a proposal would be; None, with one warning, if it is not legal here."""
+    strategy = next((s for s in strategies if s.name == trial.strategy), None)
+    if strategy is None:
+        return None
+    try:
+        config = strategy.space(problem, target).config_type.from_mapping(trial.config)
+        strategy.check(problem, config, target)
+    except ConvgenError as error:
+        warnings.warn(
+            f"the tuning database's config of {trial.strategy} for {problem} is not legal ({error}); it is passed "
+            "over. `convgen db forget` removes it, `convgen tune` replaces it",
+            stacklevel=2,
+        )
+        return None
+    return strategy, config
+
+
+def _neighbours(
+    problem: Conv, target: Target, layers: Layers, strategies: Sequence[Strategy], simulated: bool
+) -> Iterator[Decision]:
+    by_distance: list[tuple[float, int, Trial]] = []
+    for position, trial in enumerate(layers.neighbours(task_of(problem, target, simulated=simulated))):
+        other = _parse(trial.task.problem)
+        if other is not None and other != problem and (apart := distance(problem, other)) <= FARTHEST:
+            by_distance.append((apart, position, trial))
+    seen: set[tuple[str, Config]] = set()
+    for _, _, trial in sorted(by_distance):
+        strategy = next((s for s in strategies if s.name == trial.strategy), None)
+        config = _legal(strategy, trial.config, problem, target) if strategy else None
+        if strategy is None or config is None or (strategy.name, config) in seen:
+            continue
+        seen.add((strategy.name, config))
+        default = strategy.default(problem, target)
+        if strategy.cost(problem, config, target) <= WORSE * strategy.cost(problem, default, target):
+            yield Decision(strategy, config, "neighbour", trial)
+
+
+def _legal(strategy: Strategy, values: Mapping[str, Any], problem: Conv, target: Target) -> Config | None:
+    # That a neighbour's config does not fit is no fault of the database's.
+    try:
+        config = strategy.space(problem, target).config_type.from_mapping(values)
+        strategy.check(problem, config, target)
+    except ConvgenError:
+        return None
+    return config
+
+
+def _parse(text: str) -> Conv | None:
+    try:
+        return Conv.parse(text)
+    except (ProblemError, NotApplicableError):
+        return None

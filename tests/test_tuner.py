@@ -1,0 +1,210 @@
+"""The tuner from end to end, on the simulator and a fake clock."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faulty_strategy import BEST, CRASHING, FAULTY, STATUSES, THREADS, FaultyConfig
+from processes_of import descendants
+
+from convgen.errors import DeviceError, NotApplicableError, UsageError
+from convgen.problem import Conv
+from convgen.strategies import get_strategy
+from convgen.target import Target
+from convgen.tuner.decide import decide
+from convgen.tuner.events import Budget, Progress
+from convgen.tuner.keys import task_of
+from convgen.tuner.limits import Limits
+from convgen.tuner.session import Tuner
+from tuning_db import Database, Layers, open_database, query
+from tuning_db.lines import merge
+
+H200 = Target.preset("h200")
+PROBLEM = Conv.parse("conv2d n=1 c=3 in=8x8 k=4 filter=3x3 pad=1")
+LIMITS = Limits(build=4.0, run=1.5)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    return open_database(tmp_path / "tuning.sqlite")
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left_behind() -> Iterator[None]:
+    before = descendants(os.getpid())
+    yield
+    assert descendants(os.getpid()) == before
+
+
+def tuner(database: Database | None = None, **options: Any) -> Tuner:
+    given: dict[str, Any] = {
+        "database": None if database is None else Layers(database), "backend": "sim", "build_workers": 2,
+        "limits": LIMITS, "budget": Budget(trials=6, seconds=None), "strategies": [FAULTY],
+    }  # fmt: skip
+    return Tuner(H200, **{**given, **options})
+
+
+def test_every_fault_is_named_and_the_right_winner_found(database: Database) -> None:
+    everything = len(STATUSES) * len(THREADS)
+    with tuner(database, budget=Budget(trials=everything, seconds=None)) as session:
+        result = session.tune(PROBLEM)
+    assert result.best is not None
+    assert result.best.config == FaultyConfig("none", BEST)
+    recorded = {str(t.config["fault"]): t.status for t in database.trials()}
+    assert recorded == STATUSES
+    assert all(t.reason for t in database.trials() if t.status != "ok")
+    assert (result.trials, result.outcome) == (everything, "finished")
+    [run] = database.runs()
+    assert (run.outcome, run.summary["statuses"]) == ("finished", dict(result.statuses))
+
+
+def test_a_second_call_is_served_without_a_trial(database: Database, tmp_path: Path) -> None:
+    with tuner(database) as session:
+        first = session.tune(PROBLEM, "textbook")
+        again = session.tune(PROBLEM)
+    assert (again.outcome, again.trials) == ("served", 0)
+    assert again.best is not None
+    assert first.best is not None
+    assert (again.best.strategy, again.best.config) == (first.best.strategy, first.best.config)
+    copy = open_database(tmp_path / "copy.sqlite")
+    merge(copy, tmp_path / "tuning.sqlite")
+    with tuner(copy) as session:
+        assert session.tune(PROBLEM).best == again.best
+    with tuner(database, retune=True) as session:
+        assert session.tune(PROBLEM).outcome == "finished"
+    assert {t.task.family for t in database.trials()} == {"textbook"}
+
+
+def test_another_process_is_served_the_same_winner(database: Database, tmp_path: Path) -> None:
+    problem = Conv.parse("conv2d c=2 k=2 in=6 filter=3")
+    with tuner(database, strategies=[get_strategy("direct")]) as session:
+        best = session.tune(problem).best
+    assert best is not None
+    environment = {**os.environ, "CONVGEN_TUNING_DB": str(tmp_path / "tuning.sqlite")}
+    command = [
+        sys.executable,
+        "-m",
+        "convgen",
+        "tune",
+        "--backend",
+        "sim",
+        "--strategy",
+        "direct",
+        *str(problem).split(),
+    ]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert "from the database" in told
+    assert str(best.config) in told
+
+
+def test_simulated_times_never_serve_a_gpu(database: Database) -> None:
+    with tuner(database, strategies=[get_strategy("direct")]) as session:
+        session.tune(PROBLEM)
+    layers = Layers(database)
+    assert decide(PROBLEM, H200, layers).origin == "predicted"
+    assert decide(PROBLEM, H200, layers, simulated=True).origin == "tuned"
+    assert {t.task.device for t in database.trials()} == {task_of(PROBLEM, H200, simulated=True).device}
+
+
+def test_all_strategies_compete_and_the_default_is_held_against_the_best(database: Database) -> None:
+    with tuner(database, strategies=None, budget=Budget(trials=14, seconds=None)) as session:
+        result = session.tune(PROBLEM)
+    assert result.best is not None
+    assert result.default is not None
+    untuned = decide(PROBLEM, H200, None)
+    assert (result.default.strategy, result.default.config) == (untuned.strategy, untuned.config)
+    assert (result.best.seconds or 1.0) <= (result.default.seconds or 0.0)
+    assert {t.strategy for t in database.trials()} == {"cache_halo", "direct", "halo_tiled", "im2col"}
+    [standing] = query.standings(database)
+    assert standing.over_default == pytest.approx((result.default.seconds or 0.0) / (result.best.seconds or 1.0))
+    assert {t.stage for t in database.trials() if t.config == result.best.config.as_dict()} == {"final"}
+
+
+def test_progress_tells_the_best_so_far_and_what_failed(database: Database) -> None:
+    seen: list[Progress] = []
+    with tuner(database, progress=seen.append, budget=Budget(trials=10, seconds=100.0)) as session:
+        result = session.tune(PROBLEM)
+    assert [sum(p.statuses.values()) for p in seen] == [*range(1, 11), 10]
+    best = [p.best.seconds for p in seen[:-1] if p.best is not None and p.best.seconds is not None]
+    assert best == sorted(best, reverse=True)
+    assert all(p.seconds_left is not None and 0 <= p.seconds_left <= 100 for p in seen)
+    assert seen[-1].finished == result
+
+
+def test_cancelling_keeps_what_is_known(database: Database) -> None:
+    def stop_after_three(progress: Progress) -> None:
+        if sum(progress.statuses.values()) >= 3:
+            session.cancel()
+
+    with tuner(database, budget=Budget(seconds=None), progress=stop_after_three) as session:
+        result = session.tune(PROBLEM)
+    assert result.outcome == "interrupted"
+    assert result.best is not None
+    assert 3 <= result.trials <= 4
+    assert len(database.trials()) == result.trials
+    assert [run.outcome for run in database.runs()] == ["interrupted"]
+
+
+def test_a_search_ends_when_patience_is_at_an_end() -> None:
+    with tuner(budget=Budget(seconds=None, patience=3)) as session:
+        result = session.tune(PROBLEM)
+    assert result.trials < len(STATUSES) * len(THREADS)
+
+
+def test_a_search_ends_in_time() -> None:
+    with tuner(budget=Budget(seconds=0.0)) as session:
+        assert session.tune(PROBLEM).trials <= 2
+
+
+def test_where_nothing_is_right_there_is_no_best(database: Database) -> None:
+    with tuner(database, strategies=[CRASHING], budget=Budget(trials=2, seconds=None)) as session:
+        result = session.tune(PROBLEM)
+    assert result.best is None
+    assert dict(result.statuses) == {"worker_died": 2}
+    assert {t.status for t in database.trials()} == {"worker_died"}
+
+
+def test_a_source_that_crashed_before_is_not_run_again(database: Database) -> None:
+    everything = Budget(trials=len(STATUSES) * len(THREADS), seconds=None)
+    with tuner(database, budget=everything) as session:
+        session.tune(PROBLEM)
+    with tuner(database, budget=everything, retune=True) as session:
+        result = session.tune(PROBLEM)
+    again = {str(t.config["fault"]): t.reason for t in database.trials() if t.run == database.runs()[-1].id}
+    assert result.statuses.get("hang", 0) == 0
+    assert "not run again" in again["endless_loop"]
+
+
+def test_several_devices_share_the_problems(database: Database) -> None:
+    problems = [(Conv.parse(f"conv2d n={n} c=3 in=8x8 k=4 filter=3x3 pad=1"), "") for n in (1, 2, 3, 4)]
+    threads = set()
+
+    def note(progress: Progress) -> None:
+        threads.add(threading.get_ident())
+
+    with tuner(database, devices=(0, 1), progress=note, budget=Budget(trials=2, seconds=None)) as session:
+        results = list(session.tune_many([*problems, (Conv.parse("conv1d c=1 k=1 in=9 filter=3"), "")]))
+    refused = [r for r in results if isinstance(r, NotApplicableError)]
+    assert len(refused) == 1
+    assert {str(r.problem) for r in results if not isinstance(r, Exception)} == {str(p) for p, _ in problems}
+    assert len(threads) == 2
+
+
+def test_without_a_gpu_it_says_so() -> None:
+    try:
+        Target.current()
+    except DeviceError:
+        with pytest.raises(DeviceError):
+            Tuner(budget=Budget(trials=1))
+
+
+def test_without_a_device_there_is_nothing_to_do() -> None:
+    with pytest.raises(UsageError, match="devices"):
+        tuner(devices=())

@@ -1,0 +1,208 @@
+"""Which kernel is chosen from what is known, and what results are filed under."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from pathlib import Path
+
+import pytest
+from tuning_records import a_trial
+
+from convgen.errors import NotApplicableError, UsageError
+from convgen.lowering import applicable
+from convgen.problem import Conv
+from convgen.strategies import Strategy, get_strategy
+from convgen.target import Target
+from convgen.tuner.decide import decide, known, ranked
+from convgen.tuner.keys import codegen_hash, task_of, toolchains
+from convgen.tuner.neighbours import distance
+from tuning_db import Layers, Toolchain, Trial, open_database
+
+H200 = Target.preset("h200")
+LAYER = Conv.parse("conv2d n=32 c=64 k=64 in=56x56 filter=3x3 pad=1")
+DIRECT = get_strategy("direct")
+
+
+@pytest.fixture
+def layers() -> Layers:
+    return Layers(open_database(":memory:"))
+
+
+def _trial_of(
+    problem: Conv, strategy: Strategy, seconds: float = 1e-4, target: Target = H200, **config: object
+) -> Trial:
+    chosen = dataclasses.replace(strategy.default(problem, target), **config)
+    strategy.check(problem, chosen, target)
+    return a_trial(
+        seconds,
+        task_of(problem, target),
+        strategy=strategy.name,
+        config=chosen.as_dict(),
+        toolchain=toolchains()[strategy.name],
+    )
+
+
+def test_without_a_database_the_cost_model_decides() -> None:
+    for layers in (None, Layers()):
+        chosen = decide(LAYER, H200, layers)
+        assert chosen.origin == "predicted"
+        assert chosen.strategy is applicable(LAYER, H200)[0]
+        assert chosen.config == chosen.strategy.default(LAYER, H200)
+
+
+def test_a_winner_of_this_very_problem_is_taken(layers: Layers) -> None:
+    layers.record([_trial_of(LAYER, DIRECT, tile_channel=2)])
+    chosen = decide(LAYER, H200, layers)
+    assert (chosen.origin, chosen.strategy) == ("tuned", DIRECT)
+    assert chosen.config.as_dict()["tile_channel"] == 2
+    assert "100 µs" in chosen.sentence()
+
+
+def test_a_winner_by_older_code_is_taken_too_and_says_so(layers: Layers) -> None:
+    layers.record([dataclasses.replace(_trial_of(LAYER, DIRECT), toolchain=Toolchain("old", "NVRTC 1.0", 1))])
+    chosen = decide(LAYER, H200, layers)
+    assert chosen.origin == "stale"
+    assert "changed since" in chosen.sentence()
+
+
+def test_a_similar_problems_winner_comes_before_the_cost_model(layers: Layers) -> None:
+    near, far = (dataclasses.replace(LAYER, n=n) for n in (16, 1))
+    layers.record([_trial_of(far, DIRECT, tile_channel=1), _trial_of(near, get_strategy("im2col"))])
+    chosen = decide(LAYER, H200, layers)
+    assert (chosen.origin, chosen.strategy.name) == ("neighbour", "im2col")
+    assert str(near) in chosen.sentence()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "conv2d n=32 c=64 k=64 in=56x56 filter=1x1",
+        "conv2d n=32 c=64 k=64 in=56x56 filter=3x3 pad=1 dtype=fp16",
+        "conv2d n=32 c=64 k=64 in=56x56 filter=3x3 pad=1 layout=nhwc",
+        "conv2d n=32 c=64 k=64 in=56x56 filter=3x3 pad=1 direction=wgrad",
+        "conv2d n=32 c=64 k=64 groups=64 in=56x56 filter=3x3 pad=1",
+        "conv2d n=1 c=2048 k=2048 in=7x7 filter=3x3 pad=1",
+    ],
+)
+def test_a_problem_of_another_kind_or_far_away_says_nothing(layers: Layers, other: str) -> None:
+    layers.record([_trial_of(Conv.parse(other), DIRECT)])
+    assert decide(LAYER, H200, layers).origin == "predicted"
+
+
+def test_another_gpus_winner_is_not_taken(layers: Layers) -> None:
+    layers.record([_trial_of(LAYER, DIRECT, target=Target.preset("a100"))])
+    assert decide(LAYER, H200, layers).origin == "predicted"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "config"),
+    [
+        ("direct", {"tile_channel": -5}),
+        ("direct", {"filter": "'); import os #"}),
+        ("direct", {"threads_column": 10**9}),
+        ("direct", {"unheard_of": 1}),
+        ("halo_tiled", {}),
+    ],
+)
+def test_an_illegal_config_is_passed_over_with_one_warning(
+    layers: Layers, strategy: str, config: dict[str, object]
+) -> None:
+    whole = {**_trial_of(LAYER, DIRECT).config, **config} if config else {}
+    layers.record([dataclasses.replace(_trial_of(LAYER, get_strategy(strategy)), config=whole)])  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="not legal") as told:
+        chosen = decide(LAYER, H200, layers)
+    assert len(told) == 1
+    assert chosen.origin == "predicted"
+
+
+def test_a_strategy_that_is_gone_is_passed_over(layers: Layers) -> None:
+    gone = dataclasses.replace(_trial_of(LAYER, DIRECT), strategy="alchemy")
+    layers.record([gone])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert decide(LAYER, H200, layers).origin == "predicted"
+
+
+def test_no_strategy_at_all() -> None:
+    with pytest.raises(NotApplicableError, match="int8"):
+        decide(Conv.parse("conv2d c=8 k=8 in=8 filter=1 dtype=int8"), H200, None)
+
+
+def test_a_workspace_limit_passes_over_what_needs_more(layers: Layers) -> None:
+    split = _trial_of(Conv.parse(f"{LAYER}"), DIRECT, split_q=4)
+    layers.record([split])
+    assert decide(LAYER, H200, layers).config.as_dict()["split_q"] == 4
+    assert decide(LAYER, H200, layers, workspace_limit=0).origin != "tuned"
+    with pytest.raises(UsageError, match=r"workspace_limit=-1.*needs at least 0 bytes"):
+        decide(LAYER, H200, layers, workspace_limit=-1)
+
+
+def test_what_is_known_are_winners_and_no_defaults(layers: Layers) -> None:
+    everything = applicable(LAYER, H200)
+    assert list(known(LAYER, H200, layers, everything)) == []
+    near = dataclasses.replace(LAYER, n=16)
+    layers.record([_trial_of(near, DIRECT), _trial_of(LAYER, get_strategy("im2col"))])
+    found = [(d.strategy.name, d.origin) for d in known(LAYER, H200, layers, everything)]
+    assert found == [("im2col", "tuned"), ("direct", "neighbour")]
+    assert [d.strategy.name for d in known(LAYER, H200, layers, [DIRECT])] == ["direct"]
+
+
+def test_every_default_comes_last(layers: Layers) -> None:
+    layers.record([_trial_of(LAYER, DIRECT, tile_channel=2)])
+    order = list(ranked(LAYER, H200, layers))
+    assert order[0].origin == "tuned"
+    assert [d.strategy for d in order[1:]] == list(applicable(LAYER, H200))
+
+
+# --- distance ------------------------------------------------------------------------------------------------
+
+
+def test_distance_grows_with_every_doubling() -> None:
+    def apart(**changes: object) -> float:
+        return distance(LAYER, dataclasses.replace(LAYER, **changes))  # type: ignore[arg-type]
+
+    assert apart() == 0
+    assert apart(n=64) == pytest.approx(0.5)
+    assert apart(n=128) == pytest.approx(1.0)
+    assert apart(c=128) == pytest.approx(0.5)
+    assert apart(c=128, k=128) == pytest.approx(1.0)
+    assert distance(LAYER, dataclasses.replace(LAYER, n=64)) == distance(dataclasses.replace(LAYER, n=64), LAYER)
+
+
+# --- keys ----------------------------------------------------------------------------------------------------
+
+
+def test_a_task_names_problem_and_gpu() -> None:
+    task = task_of(LAYER, H200, "resnet50")
+    assert task.identity == (str(LAYER), "h200", "9.0", 132)
+    assert (task.op, task.direction, task.dtype, task.layout, task.family) == (
+        "conv2d", "fprop", "fp32", "nchw", "resnet50",
+    )  # fmt: skip
+    assert task_of(LAYER, H200, simulated=True).device == "sim-h200"
+
+
+def test_accuracy_and_epilogue_are_part_of_the_key() -> None:
+    texts = {str(Conv.parse(f"{LAYER}{more}")) for more in ("", " accuracy=fast", " epilogue=relu", " epilogue=bias")}
+    assert len(texts) == 4
+
+
+def test_a_strategys_hash_depends_on_its_own_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from convgen.tuner import keys
+
+    before = {name: codegen_hash(get_strategy(name)) for name in ("direct", "halo_tiled", "im2col", "cache_halo")}
+    assert len(set(before.values())) == 4
+    whole = keys.template_files
+    edited = tmp_path / "halo_tiled.cu.j2"
+    edited.write_text("// edited")
+
+    def with_edit(template: str) -> tuple[Path, ...]:
+        return (edited, *whole(template)[1:]) if "halo_tiled" in template else whole(template)
+
+    monkeypatch.setattr(keys, "template_files", with_edit)
+    keys._hash_of.cache_clear()
+    try:
+        after = {name: codegen_hash(get_strategy(name)) for name in before}
+    finally:
+        keys._hash_of.cache_clear()
+    assert {name for name in before if before[name] != after[name]} == {"halo_tiled"}

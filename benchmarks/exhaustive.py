@@ -46,7 +46,11 @@ class Subject:
 
 
 SUBJECTS = (
-    Subject("direct-depthwise", "direct", "conv2d n=32 c=144 k=144 groups=144 in=56x56 filter=3x3 stride=2 pad=1 dtype=fp16 layout=nhwc"),
+    Subject(
+        "direct-depthwise",
+        "direct",
+        "conv2d n=32 c=144 k=144 groups=144 in=56x56 filter=3x3 stride=2 pad=1 dtype=fp16 layout=nhwc",
+    ),
     Subject("halo-image", "halo_tiled", "conv2d n=1 c=1 k=1 in=2048x2048 filter=5x5 pad=2"),
     Subject("im2col-layer", "im2col", "conv2d n=8 c=64 k=128 in=56x56 filter=3x3 pad=1"),
     Subject("cache-layer", "cache_halo", "conv2d n=4 c=32 k=32 in=56x56 filter=5x5 pad=2"),
@@ -58,7 +62,7 @@ SUBJECTS = (
     Subject("im2col-wgrad", "im2col", "conv2d n=8 c=32 k=64 in=28x28 filter=3x3 pad=1 direction=wgrad"),
     Subject("direct-signal", "direct", "conv1d n=4 c=32 k=32 in=21087 filter=2"),
     Subject("direct-dgrad", "direct", "conv2d n=8 c=16 k=16 in=56x56 filter=3x3 stride=2 pad=1 direction=dgrad"),
-)  # fmt: skip
+)
 
 
 def is_valid(strategy: Strategy, problem: Conv, config: Config, target: Target) -> bool:
@@ -88,7 +92,9 @@ def narrow(strategy: Strategy, problem: Conv, target: Target, seed: int) -> Spac
     return Space(full.config_type, choices)
 
 
-def count(strategy: Strategy, problem: Conv, target: Target, choices: dict[str, tuple[Value, ...]], rng: random.Random) -> float:
+def count(
+    strategy: Strategy, problem: Conv, target: Target, choices: dict[str, tuple[Value, ...]], rng: random.Random
+) -> float:
     """Valid configs of a box: exact for a small one, else estimated from a sample."""
     kind = strategy.space(problem, target).config_type
     box = math.prod(map(len, choices.values()))
@@ -219,14 +225,21 @@ def record(subject: Subject, space: Space, pool: Any, limit: int | None) -> dict
     for name, value in again.items():
         us[int(name)] = value
     good = sorted(t for t in us if t is not None)
-    default = us[configs.index(strategy.default(problem, target))] if strategy.default(problem, target) in configs else None
+    default = (
+        us[configs.index(strategy.default(problem, target))] if strategy.default(problem, target) in configs else None
+    )
     ranked = sorted(range(len(configs)), key=lambda i: strategy.cost(problem, configs[i], target))
-    print(f"{subject.name:18s} {len(configs)} configs, {len(good)} right in {timed:.0f} s; best {good[0]:.2f} us, default "
-          f"{default and round(default, 2)} ({default and good[0] / default:.2f} of best), median {good[len(good) // 2]:.2f}, "
-          f"best of 32 by cost {good[0] / min(us[i] or 1e9 for i in ranked[:32]):.2f}; faults {faults}", flush=True)  # fmt: skip
+    first = good[0] / min(us[i] or math.inf for i in ranked[:32])
+    print(
+        f"{subject.name:18s} {len(configs)} configs, {len(good)} right in {timed:.0f} s; best {good[0]:.2f} us, "
+        f"default {default or math.nan:.2f}, median {good[len(good) // 2]:.2f}; "
+        f"best of 32 by cost {first:.2f} of the best; faults {faults}",
+        flush=True,
+    )
     choices = {name: list(values) for name, values in space.choices.items()}
     return {
-        "name": subject.name, "problem": str(problem), "strategy": subject.strategy, "target": "h200", "choices": choices,
+        "name": subject.name, "problem": str(problem), "strategy": subject.strategy, "target": "h200",
+        "choices": choices,
         "configs": [[choices[n].index(v) for n, v in c.as_dict().items()] for c in configs],
         "us": [None if t is None else round(t, 3) for t in us],
         "meta": {"gpu": card.cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(),

@@ -123,15 +123,19 @@ __all__ = [
     "verify_problem",
 ]
 
+_CALLS = frozenset({"PreparedWeight", "decisions", "prepare", "tuning"})
+"""What `convgen.api` has beside the convolutions."""
+
 # In the order in which they import one another, so that a light name never loads a heavy module.
-_MODULES = ("errors", "problem", "target", "plan", "strategies", "lowering", "compiler", "explain", "verify", "api")
+_MODULES = ("errors", "problem", "target", "plan", "strategies", "lowering", "compiler", "explain", "verify")
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        for module in _MODULES:
+        for module in ("api",) if name in _CALLS or name.startswith("conv") else _MODULES:
             found = getattr(importlib.import_module(f"convgen.{module}"), name, None)
             if found is not None:
+                globals()[name] = found  # the next time it costs nothing
                 return found
     raise AttributeError(f"module 'convgen' has no attribute {name!r}")
 

@@ -63,6 +63,11 @@ class Config:
         return cls.from_mapping(values, base)
 
 
+def is_number(value: Value) -> bool:
+    """True for an integer that is no flag."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _print(value: Value) -> str:
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
@@ -96,6 +101,28 @@ class Space:
         fields = [f.name for f in dataclasses.fields(self.config_type)]
         if list(self.choices) != fields:
             raise TypeError(f"space of {self.config_type.__name__} lists {list(self.choices)}, fields are {fields}")
+
+    def neighbours(self, config: Config, field: str) -> Iterator[Config]:
+        """The config with every other value of one field."""
+        for value in self.choices[field]:
+            if value != getattr(config, field):
+                yield dataclasses.replace(config, **{field: value})
+
+    def exchanges(self, config: Config) -> Iterator[Config]:
+        """The config with one number a step larger and another a step smaller: much the same product, elsewhere."""
+        larger, smaller = list(self._steps(config, 1)), list(self._steps(config, -1))
+        for field, value in larger:
+            for other, less in smaller:
+                if other != field:
+                    yield dataclasses.replace(config, **{field: value, other: less})
+
+    def _steps(self, config: Config, by: int) -> Iterator[tuple[str, Value]]:
+        for field, values in self.choices.items():
+            numbers = sorted(value for value in values if is_number(value))
+            if (value := getattr(config, field)) in numbers:
+                at = numbers.index(value) + by
+                if 0 <= at < len(numbers):
+                    yield field, numbers[at]
 
     def configs(self, check: Callable[[Config], None]) -> Iterator[Config]:
         """Every config of the space that `check` lets pass, in a fixed order."""

@@ -98,8 +98,6 @@ class Rig:
 
     fake: Fake
     decider: FakeDecider
-    refused: list[str] = field(default_factory=list)
-    """Strategies whose source does not compile."""
     compiled: list[ByHandConfig] = field(default_factory=list)
     compile_hook: Callable[[], None] = lambda: None
 

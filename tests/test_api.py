@@ -307,3 +307,15 @@ def test_transposed_arguments_that_mean_nothing(options: dict[str, Any], message
 def test_integers_of_other_libraries_are_integers() -> None:
     y = convgen.conv2d(X, W, stride=np.int64(2), padding=[np.int32(1), 1], groups=np.int16(1))
     assert y.shape == (2, 6, 4, 4)
+
+
+def test_a_weight_that_is_none() -> None:
+    with pytest.raises(UsageError, match=r"weight has shape \(3, 3\): expected 3, 4 or 5 dimensions"):
+        convgen.prepare(np.zeros((3, 3), np.float32))
+    with pytest.raises(UsageError, match=r"input has 5 channels, weight .* takes 4"):
+        convgen.prepare(W, (2, 5, 8, 8))
+
+
+def test_names_of_the_package_are_looked_up_once() -> None:
+    assert convgen.conv2d is functions.conv2d
+    assert vars(convgen)["conv2d"] is functions.conv2d

@@ -239,6 +239,29 @@ def test_a_database_in_trouble_is_told_and_the_cost_model_decides(gpu: Rig) -> N
     assert only.filename == __file__
 
 
+def test_trouble_half_way_through_a_ranking_is_met_by_the_cost_model(gpu: Rig) -> None:
+    def ranked(problem: Any, target: Any) -> Iterator[Chosen]:
+        yield by_hand(-5, "tuned")
+        raise OSError("disk I/O error")
+
+    gpu.decider.ranked = ranked  # type: ignore[method-assign,assignment]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert _call(gpu) == [0]
+    assert ["workspace=-5" in str(t.message) for t in told] == [True, False]
+    assert "cannot be asked for (disk I/O error)" in str(told[1].message)
+
+
+def test_a_ranking_is_asked_no_further_than_needed(gpu: Rig) -> None:
+    def ranked(problem: Any, target: Any) -> Iterator[Chosen]:
+        yield by_hand(256, "tuned")
+        raise AssertionError("asked for a second")
+
+    gpu.decider.ranked = ranked  # type: ignore[method-assign,assignment]
+    assert _call(gpu) == [256]
+    assert not functions.DISPATCHER._chooser._told
+
+
 def test_that_nothing_applies_is_said(gpu: Rig) -> None:
     gpu.decider.trouble = NotApplicableError("no strategy applies")
     with pytest.raises(NotApplicableError, match="no strategy applies"):

@@ -18,7 +18,7 @@ LAYERS = (
     ("gather", "binding"),
     ("strategies",),
     ("lowering", "render", "reference"),
-    ("compiler", "resources", "launcher", "artifact", "simulator", "runtime", "measure", "processes"),
+    ("compiler", "resources", "launcher", "artifact", "simulator", "runtime", "measure", "processes", "ratios"),
     ("verify", "explain", "doctor"),
     ("tuner",),
     ("bench",),
@@ -29,7 +29,7 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 OWNERS = {
     "jinja2": {"render"},
-    "cupy": {"runtime", "measure", "target", "verify"},
+    "cupy": {"runtime", "measure", "target", "verify", "bench"},
     "cupyx": {"reference"},
     "cuda": {"compiler", "runtime"},
     "elftools": {"simulator"},

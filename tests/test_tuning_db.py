@@ -11,8 +11,9 @@ import pytest
 from tuning_records import BEFORE, CURRENT, NOW, a_failure, a_peer, a_run, a_task, a_trial
 
 from tuning_db import Database, DatabaseError, Layers, Shipped, Trial, open_database, query
+from tuning_db.checks import from_json
 from tuning_db.lines import merge, read_lines, records, write_lines
-from tuning_db.records import from_json, to_json
+from tuning_db.records import to_json
 
 
 @pytest.fixture
@@ -258,6 +259,17 @@ def test_an_export_is_the_same_bytes_whatever_order_things_came_in(tmp_path: Pat
         texts.append((tmp_path / f"{name}.jsonl").read_bytes())
     assert texts[0] == texts[1]
     assert texts[0].count(b"\n") == 21
+
+
+def test_of_equals_every_copy_has_the_same_winner(tmp_path: Path) -> None:
+    trials = [a_trial(1e-5, config={"tile": i}, run=f"run-{i % 3}") for i in range(9)]
+    winners = []
+    for name, order in (("a", trials), ("b", trials[::-1])):
+        database = open_database(tmp_path / f"{name}.sqlite")
+        for trial in order:
+            database.record([trial])
+        winners += [*database.best_trials(), _winner(database)]
+    assert winners == winners[:1] * 4
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "sqlite"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sqlite3
@@ -17,11 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, text
-from tuning_records import CURRENT, a_task, a_trial
+from tuning_records import CURRENT, a_task, a_trial, layers_of, serves_what_it_records
 
 import tuning_db
-from tuning_db import DatabaseError, Layers, TuningDatabaseWarning, open_database, open_layers, schema
+from tuning_db import DatabaseError, Layers, TuningDatabaseWarning, open_database, open_layers
 from tuning_db.engine import is_on_network, user_location
 
 WRITERS = 16
@@ -112,19 +110,6 @@ def _nobody() -> Iterator[None]:
             os.seteuid(0)
 
 
-def _layers_of(monkeypatch: pytest.MonkeyPatch, place: str | Path) -> Layers:
-    monkeypatch.setenv("CONVGEN_TUNING_DB", str(place))
-    monkeypatch.delenv("CONVGEN_SHARED_TUNING_DB", raising=False)
-    return open_layers()
-
-
-def _serves_what_it_records(layers: Layers) -> None:
-    layers.record([a_trial()])
-    found = layers.winner(a_task(), CURRENT)
-    assert found is not None
-    assert found.trial == a_trial()
-
-
 def test_where_the_users_database_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CONVGEN_TUNING_DB", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
@@ -136,20 +121,40 @@ def test_where_the_users_database_is(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert user_location() == Path("/x/y.sqlite")
 
 
+def test_places_are_absolute_and_relative_data_folders_are_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    monkeypatch.setenv("XDG_DATA_HOME", "data")
+    monkeypatch.delenv("CONVGEN_TUNING_DB", raising=False)
+    assert user_location() == tmp_path / "me" / ".local" / "share" / "convgen" / "tuning.sqlite"
+    monkeypatch.setenv("CONVGEN_TUNING_DB", "~/x.sqlite")
+    assert user_location() == tmp_path / "me" / "x.sqlite"
+    monkeypatch.setenv("CONVGEN_TUNING_DB", "sub/x.sqlite")
+    assert user_location() == tmp_path / "sub" / "x.sqlite"
+    monkeypatch.setenv("CONVGEN_TUNING_DB", "sqlite:///sub/x.sqlite")
+    assert user_location() == tmp_path / "sub" / "x.sqlite"
+    for name in ("CONVGEN_TUNING_DB", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", "")
+    assert user_location() is None
+
+
 def test_without_a_home_folder_it_lives_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CONVGEN_TUNING_DB", "XDG_DATA_HOME", "CONVGEN_SHARED_TUNING_DB"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     with pytest.warns(TuningDatabaseWarning, match="set CONVGEN_TUNING_DB"):
         layers = open_layers()
-    _serves_what_it_records(layers)
+    serves_what_it_records(layers)
 
 
 def test_a_place_where_no_folder_can_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.warns(TuningDatabaseWarning, match="cannot be made"):
-        layers = _layers_of(monkeypatch, tmp_path / "file" / "tuning.sqlite")
-    _serves_what_it_records(layers)
+        layers = layers_of(monkeypatch, tmp_path / "file" / "tuning.sqlite")
+    serves_what_it_records(layers)
 
 
 def test_a_read_only_folder_is_read_and_what_is_new_lives_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,14 +167,14 @@ def test_a_read_only_folder_is_read_and_what_is_new_lives_in_memory(monkeypatch:
         try:
             with _nobody():
                 with pytest.warns(TuningDatabaseWarning, match="only read") as told:
-                    layers = _layers_of(monkeypatch, path)
+                    layers = layers_of(monkeypatch, path)
                 assert len(told) == 1
                 found = layers.winner(a_task(), CURRENT)
                 assert found is not None
                 assert found.trial.run == "old"
                 with warnings.catch_warnings():
                     warnings.simplefilter("error")
-                    _serves_what_it_records(layers)
+                    serves_what_it_records(layers)
         finally:
             folder.chmod(0o755)
         assert [t.run for t in open_database(path, read_only=True).trials()] == ["old"]
@@ -207,132 +212,6 @@ def test_a_full_disk_loses_nothing_that_was_there(tmp_path: Path) -> None:
     assert found is not None
     assert found.trial.run == "newer"
     assert _is_whole(path)
-
-
-# --- contents ------------------------------------------------------------------------------------------------
-
-
-def _garbage(path: Path) -> None:
-    path.write_bytes(b"not a database, but long enough to be taken for one" * 100)
-
-
-def _truncated(path: Path) -> None:
-    with open_database(path) as database:
-        database.record([a_trial(run=f"r{i}", config={"tile": i, "text": "x" * 1000}) for i in range(100)])
-    with sqlite3.connect(path) as plain:
-        plain.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    plain.close()
-    os.truncate(path, path.stat().st_size // 2)
-
-
-@pytest.mark.parametrize("damage", [_garbage, _truncated])
-def test_a_damaged_file_is_kept_aside_and_a_new_one_begun(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: object
-) -> None:
-    path = tmp_path / "tuning.sqlite"
-    damage(path)  # type: ignore[operator]
-    content = path.read_bytes()
-    with pytest.warns(TuningDatabaseWarning, match="damaged") as told:
-        layers = _layers_of(monkeypatch, path)
-    assert len(told) == 1
-    [aside] = [p for p in tmp_path.glob("tuning.sqlite.damaged-*") if not p.name.endswith(("-wal", "-shm"))]
-    assert aside.read_bytes() == content
-    _serves_what_it_records(layers)
-    assert open_database(path).trials() == [a_trial()]
-
-
-def test_an_empty_file_becomes_a_database(tmp_path: Path) -> None:
-    (tmp_path / "x.sqlite").touch()
-    assert open_database(tmp_path / "x.sqlite").version == schema.VERSION
-
-
-def test_somebody_elses_database_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = tmp_path / "other.sqlite"
-    with sqlite3.connect(path) as plain:
-        plain.execute("CREATE TABLE songs (name TEXT)")
-    with pytest.raises(DatabaseError, match="songs"):
-        open_database(path)
-    with pytest.warns(TuningDatabaseWarning, match="songs"):
-        layers = _layers_of(monkeypatch, path)
-    _serves_what_it_records(layers)
-
-
-def test_a_newer_schema_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = tmp_path / "tuning.sqlite"
-    with open_database(path) as database:
-        database.record([a_trial()])
-    with sqlite3.connect(path) as plain:
-        plain.execute("UPDATE convgen_meta SET value = '99' WHERE name = 'schema_version'")
-    plain.close()
-    before = path.read_bytes()
-    with pytest.raises(DatabaseError, match=r"version 99.*upgrade convgen"):
-        open_database(path)
-    with pytest.warns(TuningDatabaseWarning, match="version 99") as told:
-        layers = _layers_of(monkeypatch, path)
-    assert len(told) == 1
-    _serves_what_it_records(layers)
-    assert path.read_bytes() == before
-
-
-def test_an_older_schema_is_brought_up_and_its_copy_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = tmp_path / "tuning.sqlite"
-    with open_database(path) as database:
-        database.record([a_trial()])
-
-    def second(connection: Connection) -> None:
-        connection.execute(text("CREATE TABLE notes (id INTEGER)"))
-
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, second))
-    monkeypatch.setattr(schema, "VERSION", 2)
-    monkeypatch.setattr(schema.migrate, "__defaults__", (schema.MIGRATIONS,))
-    database = open_database(path)
-    assert database.version == 2
-    assert database.trials() == [a_trial()]
-    with sqlite3.connect(tmp_path / "tuning.sqlite.schema1") as copy:
-        assert copy.execute("SELECT value FROM convgen_meta").fetchone()[0] == "1"
-        assert copy.execute("SELECT COUNT(*) FROM trial").fetchone()[0] == 1
-
-
-def test_a_migration_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = tmp_path / "tuning.sqlite"
-    open_database(path).record([a_trial()])
-
-    def broken(connection: Connection) -> None:
-        connection.execute(text("DROP TABLE peer"))
-        connection.execute(text("SELECT nonsense FROM nowhere"))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(schema, "VERSION", 2)
-        patch.setattr(schema.migrate, "__defaults__", ((*schema.MIGRATIONS, broken),))
-        with pytest.raises(DatabaseError, match="nowhere"):
-            open_database(path)
-    database = open_database(path)
-    assert (database.version, database.trials(), database.peers()) == (1, [a_trial()], [])
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        "not json",
-        "[1, 2]",
-        '{"tile": {"deep": 1}}',
-        '{"tile": 1.5}',
-        json.dumps({"tile": "x" * 5000}),
-        "[" * 2000,
-        json.dumps({f"f{i}": 1 for i in range(200)}),
-    ],
-    ids=lambda text: text[:12],
-)
-def test_a_config_edited_by_hand_is_passed_over_with_a_warning(tmp_path: Path, config: str) -> None:
-    path = tmp_path / "tuning.sqlite"
-    database = open_database(path)
-    database.record([a_trial(1e-5, config={"tile": 1}), a_trial(2e-5, config={"tile": 2})])
-    with sqlite3.connect(path) as plain:
-        plain.execute("UPDATE trial SET config = ? WHERE seconds < 1.5e-5", (config,))
-    with pytest.warns(TuningDatabaseWarning, match="passed over"):
-        found = Layers(database).winner(a_task(), CURRENT)
-    assert found is not None
-    assert found.trial.config == {"tile": 2}
 
 
 # --- file systems --------------------------------------------------------------------------------------------

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from tuning_db import Peer, Run, Task, Toolchain, Trial
+import pytest
+
+from tuning_db import Layers, Peer, Run, Task, Toolchain, Trial, open_layers
 
 NOW = Toolchain("code-1", "NVRTC 13.0", 2)
 BEFORE = Toolchain("code-0", "NVRTC 13.0", 2)
@@ -38,3 +41,16 @@ def a_peer(seconds: float = 2e-4, peer: str = "cudnn_nchw", **changes: Any) -> P
 def a_run(**changes: Any) -> Run:
     values: dict[str, Any] = {"id": "run-1", "task": a_task(), "started": "2026-11-30T00:00:00+00:00"}
     return Run(**{**values, **changes})
+
+
+def layers_of(monkeypatch: pytest.MonkeyPatch, place: str | Path) -> Layers:
+    monkeypatch.setenv("CONVGEN_TUNING_DB", str(place))
+    monkeypatch.delenv("CONVGEN_SHARED_TUNING_DB", raising=False)
+    return open_layers()
+
+
+def serves_what_it_records(layers: Layers) -> None:
+    layers.record([a_trial()])
+    found = layers.winner(a_task(), CURRENT)
+    assert found is not None
+    assert found.trial == a_trial()

@@ -12,9 +12,10 @@ keys and JSON: it imports no CUDA and nothing of convgen.
 
 from tuning_db.database import Database
 from tuning_db.errors import DatabaseError, TuningDatabaseWarning
-from tuning_db.layers import Layers, Shipped, open_layers
+from tuning_db.layers import Layers, open_layers
 from tuning_db.opening import open_database
 from tuning_db.records import Found, Peer, Run, Task, Toolchain, Trial
+from tuning_db.shipped import Shipped
 
 __all__ = [
     "Database",

@@ -3,48 +3,49 @@
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, insert, select
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy import ColumnElement, Connection, Engine, Row, Select, select
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
-from tuning_db import schema
-from tuning_db.errors import DatabaseError
+from tuning_db import migrations, schema
+from tuning_db.checks import checked_run, plain, storable_peer, storable_trial
+from tuning_db.errors import DatabaseError, TuningDatabaseWarning
 from tuning_db.records import (
     BAD_STATUSES,
+    STAGES,
     Found,
     Peer,
+    Record,
     Run,
     Task,
     Toolchain,
     Trial,
-    checked_peer,
-    checked_trial,
     config_text,
 )
-from tuning_db.rows import (
-    RIGHT_TRIALS,
-    best_first,
-    every_trial,
-    is_winner,
-    object_of,
-    peer_values,
-    task_columns,
-    task_id_of,
-    task_of,
-    trial_of,
-    trial_values,
-)
+from tuning_db.rows import peer_of, run_of, trial_of
+from tuning_db.statements import BEST_OF_GROUP, GROUPS, every_peer, every_run, every_trial, of_kind, winners
+from tuning_db.writing import begin, forget, store_peers, store_runs, store_trials
+
+TRIES = 2
+"""A write is begun anew once if another writer stored the same key in between."""
+
+DAMAGE = (11, 26)
+"""SQLITE_CORRUPT, SQLITE_NOTADB."""
+
+T = TypeVar("T")
 
 
 class Database:
     """Open one with `open_database`. May be used from several threads.
 
-    Every method raises DatabaseError if the database fails; what was recorded before stays.
+    Every method raises DatabaseError if the database fails; what was recorded before stays. What cannot be read, since
+    somebody has edited it, is passed over, with one warning.
     """
 
     def __init__(self, engine: Engine, name: str, path: Path | None = None, *, read_only: bool = False) -> None:
@@ -54,154 +55,102 @@ class Database:
         self.read_only = read_only
         self._engine = engine
         self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._lock = threading.Lock()
+        self._told = False
 
     # --- writing --------------------------------------------------------------------------------------
 
     def record(self, trials: Iterable[Trial]) -> None:
         """Store trials, all or none; one of the same run, task, strategy and config is replaced."""
-        checked = [checked_trial(trial) for trial in trials]
-        if not checked:
-            return
-        with self._writing() as connection:
-            tasks: dict[Task, int] = {}
-            for trial in checked:
-                task_id = tasks.get(trial.task)
-                if task_id is None:
-                    task_id = tasks[trial.task] = task_id_of(connection, trial.task)
-                values = trial_values(trial, task_id)
-                t = schema.trial.c
-                same = and_(
-                    t.run == values["run"],
-                    t.task_id == task_id,
-                    t.strategy == values["strategy"],
-                    t.config_key == values["config_key"],
-                )
-                connection.execute(delete(schema.trial).where(same))
-                connection.execute(insert(schema.trial).values(values))
+        kept = [storable_trial(trial) for trial in trials]
+        if kept:
+            self._write(lambda connection: store_trials(connection, kept))
 
     def record_run(self, run: Run) -> None:
         """Store a run, or what has become of it."""
-        with self._writing() as connection:
-            values = {
-                "id": run.id,
-                "task_id": task_id_of(connection, run.task),
-                "started": run.started,
-                "finished": run.finished,
-                "outcome": run.outcome,
-                "settings": json.dumps(dict(run.settings), sort_keys=True),
-                "summary": json.dumps(dict(run.summary), sort_keys=True),
-            }
-            connection.execute(delete(schema.run).where(schema.run.c.id == run.id))
-            connection.execute(insert(schema.run).values(values))
+        kept = [checked_run(run)]
+        self._write(lambda connection: store_runs(connection, kept))
 
     def record_peers(self, peers: Iterable[Peer]) -> None:
         """Store peers' times; a later one of the same task, peer and version replaces the earlier."""
-        checked = [checked_peer(peer) for peer in peers]
-        if not checked:
-            return
-        with self._writing() as connection:
-            for peer in checked:
-                task_id, p = task_id_of(connection, peer.task), schema.peer.c
-                same = and_(p.task_id == task_id, p.peer == peer.peer, p.version == peer.version)
-                connection.execute(delete(schema.peer).where(same))
-                connection.execute(insert(schema.peer).values(peer_values(peer, task_id)))
+        kept = [storable_peer(peer) for peer in peers]
+        if kept:
+            self._write(lambda connection: store_peers(connection, kept))
+
+    def merge(self, found: Iterable[Record]) -> None:
+        """Store records of another database, all or none; of what both have stays what was recorded later."""
+        kept = list(found)
+        runs = [checked_run(record) for record in kept if isinstance(record, Run)]
+        trials = [storable_trial(record) for record in kept if isinstance(record, Trial)]
+        peers = [storable_peer(record) for record in kept if isinstance(record, Peer)]
+
+        def work(connection: Connection) -> None:
+            store_runs(connection, runs, keep_newer=True)
+            store_trials(connection, trials, keep_newer=True)
+            store_peers(connection, peers, keep_newer=True)
+
+        self._write(work)
 
     def forget(self, where: ColumnElement[bool]) -> int:
-        """Delete the trials, and the runs and peers of the tasks, that a condition on `schema.task` and
-        `schema.trial` meets (see `query.Filter`); returns the number of trials."""
-        with self._writing() as connection:
-            joined = schema.trial.join(schema.task, schema.task.c.id == schema.trial.c.task_id)
-            found = connection.execute(
-                select(schema.trial.c.id, schema.trial.c.task_id).select_from(joined).where(where)
-            )
-            rows = found.all()
-            ids, tasks = [row[0] for row in rows], {row[1] for row in rows}
-            for start in range(0, len(ids), 500):
-                connection.execute(delete(schema.trial).where(schema.trial.c.id.in_(ids[start : start + 500])))
-            for task_id in tasks:
-                left = connection.execute(select(schema.trial.c.id).where(schema.trial.c.task_id == task_id).limit(1))
-                if left.first() is None:
-                    connection.execute(delete(schema.run).where(schema.run.c.task_id == task_id))
-                    connection.execute(delete(schema.peer).where(schema.peer.c.task_id == task_id))
-                    connection.execute(delete(schema.task).where(schema.task.c.id == task_id))
-            return len(ids)
+        """Delete the trials that a condition on `schema.task` and `schema.trial` meets (see `query.Filter`), and the
+        tasks that are left with none, with their runs and peers; returns the number of trials."""
+        return self._write(lambda connection: forget(connection, where))
 
     # --- reading --------------------------------------------------------------------------------------
 
-    def winner(self, task: Task, current: Mapping[str, Toolchain], *, trusted: bool | None = None) -> Found | None:
+    def winner(self, task: Task, current: Mapping[str, Toolchain]) -> Found | None:
         """The task's fastest right trial: of a toolchain as it is now, else a stale one; None if it knows none.
 
-        `current` has today's toolchain of every strategy; others' trials are passed over. `trusted` asks for one tier.
+        `current` has today's toolchain of every strategy; others' trials are passed over.
         """
-        wanted = {"problem": task.problem, "device": task.device, "capability": task.capability, "sms": task.sm_count}
-        stale: Trial | None = None
+        identity = dict(zip(("problem", "device", "capability", "sm_count"), task.identity, strict=True))
+        best: Found | None = None
         with self._reading() as connection:
-            for row in connection.execute(RIGHT_TRIALS, wanted):
-                chain = current.get(row.strategy)
-                if chain is None:
-                    continue
-                equal = (row.codegen, row.compiler, row.protocol) == (chain.codegen, chain.compiler, chain.protocol)
-                if equal if trusted is False else (not equal and (trusted or stale is not None)):
-                    continue
-                trial = trial_of(row, self.name)
-                if trial is not None and (equal or trusted is False):
-                    return Found(trial, "trusted" if equal else "stale")
-                stale = stale or trial
-        return None if stale is None else Found(stale, "stale")
+            groups = []
+            for *group, seconds in connection.execute(GROUPS, identity):
+                _, strategy, codegen, compiler, protocol, stage = group
+                if (chain := current.get(strategy)) is not None:
+                    stale = (codegen, compiler, protocol) != (chain.codegen, chain.compiler, chain.protocol)
+                    groups.append(((stale, *_quality(stage, seconds)), group))
+            groups.sort(key=lambda item: item[0])
+            for rank, group in groups:
+                if best is not None and best.rank <= rank:
+                    break
+                keys = {f"its_{name}": value for name, value in zip(_GROUP, group, strict=True)}
+                with contextlib.closing(self._records(connection.execute(BEST_OF_GROUP, keys), trial_of)) as trials:
+                    trial = next(trials, None)
+                if trial is not None:
+                    found = Found(trial, "stale" if rank[0] else "trusted")
+                    best = found if best is None or found.rank < best.rank else best
+        return best
 
     def neighbours(self, task: Task, limit: int = 2000) -> list[Trial]:
         """The winners, of whatever code, of all tasks of the same device, op, direction, dtype and layout."""
-        k = schema.task.c
-        kind = and_(
-            k.device == task.device,
-            k.capability == task.capability,
-            k.sm_count == task.sm_count,
-            k.op == task.op,
-            k.direction == task.direction,
-            k.dtype == task.dtype,
-            k.layout == task.layout,
-        )
-        return self.best_trials(kind, limit)
+        return self.best_trials(of_kind(task), limit)
 
     def best_trials(self, where: ColumnElement[bool] | None = None, limit: int | None = None) -> list[Trial]:
-        """The winner of every task that meets a condition on `schema.task`, by problem."""
-        with self._reading() as connection:
-            rows = connection.execute(best_first(is_winner(where))).all()
-        found = [trial for row in rows if (trial := trial_of(row, self.name)) is not None]
-        return sorted(found, key=lambda trial: trial.task.identity)[:limit]
+        """The winners, of the code each strategy was last tried with, that meet a condition on `schema.task` and
+        `schema.trial`, by problem."""
+        return sorted(self._all(winners(where), trial_of), key=lambda trial: trial.task.identity)[:limit]
 
     def trials(self, where: ColumnElement[bool] | None = None) -> list[Trial]:
         """Every trial that meets a condition on `schema.task` and `schema.trial`, in a stable order."""
-        with self._reading() as connection:
-            rows = connection.execute(every_trial(where)).all()
-        found = [trial for row in rows if (trial := trial_of(row, self.name)) is not None]
+        found = self._all(every_trial(where), trial_of)
         return sorted(found, key=lambda t: (t.task.identity, t.run, t.strategy, config_text(t.config)))
 
     def runs(self, where: ColumnElement[bool] | None = None) -> list[Run]:
-        """Every run whose task meets the condition, by task and start."""
-        query = select(*schema.run.c, *task_columns()).join_from(
-            schema.run, schema.task, schema.run.c.task_id == schema.task.c.id
-        )
-        with self._reading() as connection:
-            rows = connection.execute(query if where is None else query.where(where)).all()
-        found = [
-            Run(r.id, task_of(r), r.started, r.finished, r.outcome, object_of(r.settings), object_of(r.summary))
-            for r in rows
-        ]
-        return sorted(found, key=lambda run: (run.task.identity, run.started, run.id))
+        """Every run whose task, or a trial of it, meets the condition, by task and start."""
+        return sorted(self._all(every_run(where), run_of), key=lambda run: (run.task.identity, run.started, run.id))
 
     def peers(self, where: ColumnElement[bool] | None = None) -> list[Peer]:
-        """Every peer's time whose task meets the condition, by task and peer."""
-        p = schema.peer.c
-        columns = (p.peer, p.seconds, p.low, p.high, p.rounds, p.version, p.driver, p.protocol, p.created)
-        query = select(*columns, *task_columns()).join_from(schema.peer, schema.task, p.task_id == schema.task.c.id)
-        with self._reading() as connection:
-            rows = connection.execute(query if where is None else query.where(where)).all()
-        found = [Peer(task_of(row), *row[: len(columns)]) for row in rows]
+        """Every peer's time whose task, or a trial of it, meets the condition, by task and peer."""
+        found = self._all(every_peer(where), peer_of)
         return sorted(found, key=lambda peer: (peer.task.identity, peer.peer, peer.version))
 
     def is_bad(self, source_key: str) -> bool:
         """Whether a source hung the GPU, faulted or took its process down before."""
+        if not source_key:  # of trials that never had a source
+            return False
         t = schema.trial.c
         query = select(t.id).where(t.source_key == source_key, t.status.in_(BAD_STATUSES)).limit(1)
         with self._reading() as connection:
@@ -225,7 +174,7 @@ class Database:
     def version(self) -> int:
         """Of the schema."""
         with self._reading() as connection:
-            return schema.version_of(connection)
+            return migrations.version_of(connection)
 
     def close(self) -> None:
         """Let go of every connection."""
@@ -239,6 +188,17 @@ class Database:
     ) -> None:
         self.close()
 
+    def _write(self, work: Callable[[Connection], T]) -> T:
+        for left in reversed(range(TRIES)):
+            try:
+                with self._writing() as connection:
+                    begin(connection)
+                    return work(connection)
+            except DatabaseError as error:
+                if not left or not isinstance(error.__cause__, IntegrityError):
+                    raise
+        raise AssertionError
+
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Connection]:
         if self.read_only:
@@ -251,6 +211,47 @@ class Database:
         with told(self.name), self._reader.connect() as connection:
             yield connection
 
+    def _all(self, query: Select[Any], made: Callable[[Row[Any]], T]) -> list[T]:
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        return list(self._records(rows, made))
+
+    def _records(self, rows: Iterable[Row[Any]], made: Callable[[Row[Any]], T]) -> Generator[T, None, None]:
+        bad, example = 0, ""
+        try:
+            for row in rows:
+                try:
+                    record = made(row)
+                except DatabaseError as error:
+                    bad, example = bad + 1, example or f"one of {plain(row.problem)[:120]}: {error}"
+                    continue
+                yield record
+        finally:
+            if bad:
+                self._tell(bad, example)
+
+    def _tell(self, count: int, example: str) -> None:
+        with self._lock:
+            if self._told:
+                return
+            self._told = True
+        warnings.warn(
+            f"{self.name}: {count} records cannot be read and are passed over ({example}). `convgen db forget` removes "
+            "them",
+            TuningDatabaseWarning,
+            stacklevel=2,
+        )
+
+
+_GROUP = ("task_id", "strategy", "codegen", "compiler", "protocol", "stage")
+
+
+def _quality(stage: object, seconds: object) -> tuple[int, float]:
+    """As `Trial.quality`; what is none comes first, to be read and told of."""
+    if not isinstance(stage, int) or stage not in range(len(STAGES)) or not isinstance(seconds, float):
+        return -len(STAGES), 0.0
+    return -stage, seconds
+
 
 @contextlib.contextmanager
 def told(name: str) -> Iterator[None]:
@@ -259,8 +260,11 @@ def told(name: str) -> Iterator[None]:
         yield
     except SQLAlchemyError as error:
         cause = error.orig if isinstance(error, DBAPIError) and error.orig else error
-        raise DatabaseError(f"{name}: {cause}") from error
+        damaged = getattr(cause, "sqlite_errorcode", 0) & 0xFF in DAMAGE
+        raise DatabaseError(f"{name}: {cause}", damaged=damaged) from error
     except DatabaseError as error:
-        raise error if str(error).startswith(name) else DatabaseError(f"{name}: {error}") from error
+        if str(error).startswith(name):
+            raise
+        raise DatabaseError(f"{name}: {error}", damaged=error.damaged) from error
     except OSError as error:
         raise DatabaseError(f"{name}: {error}") from error

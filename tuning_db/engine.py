@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sqlite3
 from pathlib import Path
@@ -9,12 +10,29 @@ from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.pool import QueuePool
 
 from tuning_db.errors import DatabaseError
 
 BUSY_SECONDS = 30.0
 """How long a writer waits for another."""
+
+CONNECT_SECONDS = 5
+"""How long a server may take to answer, unless its URL says so itself."""
+
+_POSTGRES = {"connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": int(BUSY_SECONDS * 1000)}
+_MYSQL = {"connect_timeout": CONNECT_SECONDS, "read_timeout": int(BUSY_SECONDS)}
+
+TIME_LIMITS: dict[str, dict[str, int]] = {
+    "psycopg": _POSTGRES,
+    "psycopg2": _POSTGRES,
+    "pg8000": {"timeout": int(BUSY_SECONDS)},
+    "pymysql": _MYSQL,
+    "mysqldb": _MYSQL,
+    "mariadbconnector": _MYSQL,
+    "mysqlconnector": {"connection_timeout": CONNECT_SECONDS},
+}
+"""What a driver calls its time limits, for a server that accepts and is silent, and for one that is gone later."""
 
 NETWORK_FILE_SYSTEMS = frozenset(
     (
@@ -34,10 +52,10 @@ def user_location() -> Path | URL | None:
     chosen = os.environ.get("CONVGEN_TUNING_DB")
     if chosen:
         return location(chosen)
-    base = os.environ.get("XDG_DATA_HOME")
-    if not base:
+    base = os.environ.get("XDG_DATA_HOME", "")
+    if not os.path.isabs(base):  # as its specification has it: a relative one is passed over
         home = os.path.expanduser("~")
-        if home == "~":
+        if not os.path.isabs(home) or os.environ.get("HOME") == "":
             return None
         base = os.path.join(home, ".local", "share")
     return Path(base) / "convgen" / "tuning.sqlite"
@@ -49,18 +67,24 @@ def shared_location() -> Path | URL | None:
     return location(chosen) if chosen else None
 
 
-def location(text: str | Path | URL) -> Path | URL:
-    """A database's URL, or the path of an SQLite file. Raises DatabaseError for a URL that is none."""
-    if isinstance(text, Path | URL):
-        return text
-    if "://" not in text:
-        return Path(text)
+def location(place: str | Path | URL) -> Path | URL:
+    """A database's URL, or the absolute path of an SQLite file. Raises DatabaseError for a URL that is none."""
+    if isinstance(place, URL):
+        return place
+    text = str(place)
+    if text == ":memory:":
+        return URL.create("sqlite")
+    if isinstance(place, Path) or "://" not in text:
+        try:
+            return Path(place).expanduser().absolute()
+        except RuntimeError as error:
+            raise DatabaseError(f"database {text!r}: {error}") from error
     try:
         url = make_url(text)
     except ArgumentError as error:
         raise DatabaseError(f"database {text!r}: expected a path, or a URL as SQLAlchemy takes it") from error
     if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
-        return Path(str(url.database))
+        return Path(str(url.database)).absolute()
     return url
 
 
@@ -85,8 +109,10 @@ def is_on_network(path: Path, mounts: Path = MOUNTS) -> bool:
 
 
 def memory_engine() -> Engine:
-    """A database of this process alone."""
-    engine = create_engine("sqlite://", connect_args={"check_same_thread": False}, poolclass=StaticPool)
+    """A database of this process alone. Its one connection holds it: a thread waits until another is done with it."""
+    engine = create_engine(
+        "sqlite://", connect_args={"check_same_thread": False}, poolclass=QueuePool, pool_size=1, max_overflow=0
+    )
     _prepare_sqlite(engine, {"foreign_keys": "ON"})
     return engine
 
@@ -116,13 +142,17 @@ def read_only_engine(path: Path) -> Engine:
             return connection
         raise AssertionError
 
-    return create_engine("sqlite://", creator=connect, poolclass=StaticPool)
+    engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool)
+    _prepare_sqlite(engine, {})
+    return engine
 
 
 def server_engine(url: URL) -> Engine:
     """Any other database that SQLAlchemy reaches. Raises DatabaseError if its driver is not installed."""
     try:
-        return create_engine(url, pool_pre_ping=True)
+        known = TIME_LIMITS.get(url.get_dialect().driver, {})
+        limits = {name: value for name, value in known.items() if name not in url.query}
+        return create_engine(url, pool_pre_ping=True, pool_timeout=BUSY_SECONDS, connect_args=limits)
     except (ImportError, ArgumentError) as error:
         raise DatabaseError(f"database {url.render_as_string()}: {error}") from error
 
@@ -132,6 +162,8 @@ def _prepare_sqlite(engine: Engine, pragmas: dict[str, str]) -> None:
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _: Any) -> None:
         connection.isolation_level = None
+        # A text that is no UTF-8 makes one row unreadable, not the query.
+        connection.text_factory = functools.partial(str, encoding="utf-8", errors="surrogateescape")
         for name, value in pragmas.items():
             connection.execute(f"PRAGMA {name} = {value}")
 

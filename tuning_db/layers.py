@@ -7,152 +7,171 @@ layer would have known is then unknown.
 from __future__ import annotations
 
 import threading
+import time
 import warnings
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from sqlalchemy import true
+
+from tuning_db.checks import checked_run, storable_peer, storable_trial
 from tuning_db.database import Database
 from tuning_db.engine import shared_location, user_location
 from tuning_db.errors import DatabaseError, TuningDatabaseWarning
-from tuning_db.lines import read_lines
+from tuning_db.lines import records
 from tuning_db.opening import open_database
-from tuning_db.records import STAGES, Found, Peer, Run, Task, Toolchain, Trial
+from tuning_db.records import Found, Peer, Run, Task, Toolchain, Trial
+from tuning_db.shipped import Shipped
 
-WINNERS = Path(__file__).parent / "winners"
+REST_SECONDS = 60.0
+"""How long a database is let alone after it failed: a lock or a server that is gone costs its time limit each time."""
+
+Source = Database | Shipped
 
 T = TypeVar("T")
 
 
-class Shipped:
-    """The winners that ship with the package, read when they are first asked for."""
-
-    def __init__(self, folder: Path = WINNERS) -> None:
-        self.folder = folder
-        self._lock = threading.Lock()
-        self._trials: dict[tuple[str, str, str, int], list[Trial]] | None = None
-
-    def winner(self, task: Task, current: Mapping[str, Toolchain], *, trusted: bool) -> Found | None:
-        """As `Database.winner`, of one tier."""
-        known = [t for t in self.trials().get(task.identity, ()) if t.status == "ok" and t.strategy in current]
-        chosen = [t for t in known if (t.toolchain == current[t.strategy]) == trusted]
-        if not chosen:
-            return None
-        best = min(chosen, key=lambda t: (-STAGES.index(t.stage), t.seconds))
-        return Found(best, "trusted" if trusted else "stale", "shipped")
-
-    def neighbours(self, task: Task) -> list[Trial]:
-        """As `Database.neighbours`."""
-        kind = (task.device, task.capability, task.sm_count, task.op, task.direction, task.dtype, task.layout)
-        return [
-            min(found, key=lambda t: (-STAGES.index(t.stage), t.seconds))
-            for trials in self.trials().values()
-            if (found := [t for t in trials if t.status == "ok"]) and _kind(found[0].task) == kind
-        ]
-
-    def trials(self) -> Mapping[tuple[str, str, str, int], list[Trial]]:
-        """Every trial that ships, by its task's identity."""
-        with self._lock:
-            if self._trials is None:
-                by_task = defaultdict(list)
-                for file in sorted(self.folder.glob("*.jsonl")):
-                    for record in read_lines(file):
-                        if isinstance(record, Trial):
-                            by_task[record.task.identity].append(record)
-                self._trials = dict(by_task)
-            return self._trials
-
-
 class Layers:
-    """Several databases read as one. Records go to the user's; where that cannot be, they live as long as the process.
+    """Several databases read as one. Records go to the user's; while that cannot be they are kept in memory, and
+    written when it can be.
 
     Never raises for trouble with a database. Thread-safe.
     """
 
     def __init__(
-        self, user: Database | None = None, shared: Database | None = None, shipped: Shipped | None = None
+        self,
+        user: Database | None = None,
+        shared: Database | None = None,
+        shipped: Shipped | None = None,
+        *,
+        told: Iterable[str] = (),
     ) -> None:
+        """`told` names the layers whose trouble the user has been told of: "user", "shared", "shipped"."""
         self.user = user
         self.shared = shared
         self.shipped = shipped
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._memory: Database | None = None
-        self._told: set[str] = set()
+        self._told = set(told)
+        self._rests_until: dict[str, float] = {}
 
     def winner(self, task: Task, current: Mapping[str, Toolchain]) -> Found | None:
         """The best known: trusted winners of the user's, the shared and the shipped layer, then stale ones."""
-        for trusted in (True, False):
-            for name, database in self._databases():
-                found = self._tried(name, partial(database.winner, task, current, trusted=trusted))
-                if found is not None:
-                    return Found(found.trial, found.tier, name)
-            if self.shipped is not None:
-                found = self._tried("shipped", partial(self.shipped.winner, task, current, trusted=trusted))
-                if found is not None:
-                    return found
-        return None
+        stale: Found | None = None
+        for name, sources in self._layers():
+            known = [self._tried(name, source, partial(source.winner, task, current)) for source in sources]
+            best = min((found for found in known if found is not None), key=lambda found: found.rank, default=None)
+            if best is None:
+                continue
+            best = Found(best.trial, best.tier, name)
+            if best.tier == "trusted":
+                return best
+            stale = stale or best
+        return stale
 
     def neighbours(self, task: Task) -> list[Trial]:
         """Winners of all tasks of the same kind on the same GPU; a task's is the upper layer's."""
         seen: dict[tuple[str, str, str, int], Trial] = {}
-        sources: list[tuple[str, Callable[[], list[Trial]]]] = [
-            (name, partial(database.neighbours, task)) for name, database in self._databases()
-        ]
-        if self.shipped is not None:
-            sources.append(("shipped", partial(self.shipped.neighbours, task)))
-        for name, read in sources:
-            for trial in self._tried(name, read) or ():
-                seen.setdefault(trial.task.identity, trial)
+        for name, sources in self._layers():
+            of_layer: dict[tuple[str, str, str, int], Trial] = {}
+            for source in sources:
+                for trial in self._tried(name, source, partial(source.neighbours, task)) or ():
+                    known = of_layer.get(trial.task.identity)
+                    if known is None or trial.quality < known.quality:
+                        of_layer[trial.task.identity] = trial
+            seen = {**of_layer, **seen}
         return list(seen.values())
 
     def is_bad(self, source_key: str) -> bool:
         """Whether any layer saw this source hang or crash a GPU."""
-        return any(self._tried(name, partial(database.is_bad, source_key)) for name, database in self._databases())
+        return any(
+            self._tried(name, source, partial(source.is_bad, source_key))
+            for name, sources in self._layers()
+            for source in sources
+            if isinstance(source, Database)
+        )
 
     def record(self, trials: Iterable[Trial]) -> None:
-        """Store trials in the user's database."""
-        kept = list(trials)
+        """Store trials in the user's database. Raises DatabaseError, and stores none, if one of them is no trial."""
+        kept = [storable_trial(trial) for trial in trials]
         self._write(lambda database: database.record(kept))
 
     def record_run(self, run: Run) -> None:
-        """Store a run in the user's database."""
+        """Store a run in the user's database. Raises DatabaseError if it is none."""
+        checked_run(run)
         self._write(lambda database: database.record_run(run))
 
     def record_peers(self, peers: Iterable[Peer]) -> None:
-        """Store peers' times in the user's database."""
-        kept = list(peers)
+        """Store peers' times in the user's database. Raises DatabaseError, and stores none, if one is no peer."""
+        kept = [storable_peer(peer) for peer in peers]
         self._write(lambda database: database.record_peers(kept))
 
     def close(self) -> None:
-        """Close every database."""
+        """Write what is still to be written, and close every database."""
+        with self._writing:
+            if self.user is not None and not self.user.read_only:
+                try:
+                    self._flush(self.user)
+                except DatabaseError as error:
+                    self._tell("user", f"{error}; what was tuned since is lost")
         for database in (self.user, self.shared, self._memory):
             if database is not None:
                 database.close()
 
-    def _databases(self) -> list[tuple[str, Database]]:
-        named = (("user", self._memory), ("user", self.user), ("shared", self.shared))
-        return [(name, database) for name, database in named if database is not None]
+    def databases(self) -> list[tuple[str, Source]]:
+        """Every part by its layer's name, upper first; what is still in memory belongs to the user's."""
+        return [(name, source) for name, sources in self._layers() for source in sources]
+
+    def _layers(self) -> Iterator[tuple[str, list[Source]]]:
+        yield "user", [source for source in (self._memory, self.user) if source is not None]
+        yield "shared", [] if self.shared is None else [self.shared]
+        yield "shipped", [] if self.shipped is None else [self.shipped]
 
     def _write(self, write: Callable[[Database], None]) -> None:
-        if self.user is not None and not self.user.read_only:
-            try:
-                write(self.user)
-                return
-            except DatabaseError as error:
-                self._tell("user", f"{error}; what is tuned now is known to this process only")
-        with self._lock:
+        with self._writing:
+            if self.user is not None and self.user.read_only:
+                self._tell("user", f"{self.user.name} is only read; what is tuned now is known to this process only")
+            elif self.user is not None and not self._rests("written"):
+                try:
+                    self._flush(self.user)
+                    write(self.user)
+                    return
+                except DatabaseError as error:
+                    self._rest("written")
+                    self._tell("user", f"{error}; what is tuned now is kept in memory until it can be written")
             if self._memory is None:
                 self._memory = open_database(":memory:")
-        write(self._memory)
+            write(self._memory)
 
-    def _tried(self, name: str, read: Callable[[], T]) -> T | None:
+    def _flush(self, user: Database) -> None:
+        if self._memory is None:
+            return
+        kept = list(records(self._memory))
+        if kept:
+            user.merge(kept)
+            # Emptied, not dropped: another thread may be reading it.
+            self._memory.forget(true())
+
+    def _tried(self, name: str, source: Source, read: Callable[[], T]) -> T | None:
+        if source is not self._memory and self._rests(name):
+            return None
         try:
             return read()
         except (DatabaseError, OSError) as error:
+            self._rest(name)
             self._tell(name, f"{error}; it is passed over")
             return None
+
+    def _rests(self, what: str) -> bool:
+        with self._lock:
+            return time.monotonic() < self._rests_until.get(what, 0.0)
+
+    def _rest(self, what: str) -> None:
+        with self._lock:
+            self._rests_until[what] = time.monotonic() + REST_SECONDS
 
     def _tell(self, name: str, text: str) -> None:
         with self._lock:
@@ -165,10 +184,11 @@ class Layers:
 def open_layers() -> Layers:
     """The layers that the environment names: CONVGEN_TUNING_DB (a path or URL; else a file in the user's data folder)
     over CONVGEN_SHARED_TUNING_DB over what ships. A layer that cannot be opened is told of and left out."""
-    return Layers(_opened("user"), _opened("shared"), Shipped())
+    told: list[str] = []
+    return Layers(_opened("user", told), _opened("shared", told), Shipped(), told=told)
 
 
-def _opened(name: str) -> Database | None:
+def _opened(name: str, told: list[str]) -> Database | None:
     place = None
     try:
         place = user_location() if name == "user" else shared_location()
@@ -179,6 +199,7 @@ def _opened(name: str) -> Database | None:
         readable = _opened_to_read(place)
         done = "is left out" if readable is None else "is only read; what is tuned now is known to this process only"
         warnings.warn(f"the {name} tuning database {done}: {error}", TuningDatabaseWarning, stacklevel=3)
+        told.append(name)
         return readable
 
 
@@ -187,7 +208,3 @@ def _opened_to_read(place: object) -> Database | None:
         return open_database(place, read_only=True) if isinstance(place, Path) and place.is_file() else None
     except (DatabaseError, OSError):
         return None
-
-
-def _kind(task: Task) -> tuple[str, str, int, str, str, str, str]:
-    return task.device, task.capability, task.sm_count, task.op, task.direction, task.dtype, task.layout

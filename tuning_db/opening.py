@@ -1,51 +1,63 @@
-"""Opening a database: creating it, bringing it to today's schema, and keeping what is left of a damaged one."""
+"""Opening a database: creating it, bringing it to today's schema, and beginning anew where one is damaged."""
 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import os
-import warnings
 from pathlib import Path
 
 from sqlalchemy import URL
 
-from tuning_db import schema
+from tuning_db import migrations
+from tuning_db.aside import identity, move_aside, move_log_aside
 from tuning_db.database import Database
 from tuning_db.engine import file_engine, location, memory_engine, read_only_engine, server_engine, user_location
-from tuning_db.errors import DatabaseError, TuningDatabaseWarning
+from tuning_db.errors import DatabaseError
 
 QUICK_CHECK_BYTES = 64 << 20
-"""A file up to this size is looked over whole when it is opened."""
+"""A file up to this size is looked over whole when it is opened; damage to a larger one shows when it is read."""
 
 
 def open_database(place: str | Path | URL | None = None, *, read_only: bool = False) -> Database:
     """Open a database, the user's unless given; an SQLite file is created, and brought to this version's schema.
 
     `place` is a path, any SQLAlchemy URL, or ":memory:". A file that is damaged is moved aside, with a warning, and a
-    fresh one begun. Raises DatabaseError if it cannot be opened, or holds a newer schema or something else.
+    fresh one begun; a file over 64 MiB is not looked over for damage. Raises DatabaseError if it cannot be opened, or
+    holds a newer schema or something else.
     """
     found = location(place) if place is not None else user_location()
     if found is None:
         raise DatabaseError("there is no home folder for the tuning database: set CONVGEN_TUNING_DB to a path")
-    if str(found) == ":memory:" or (isinstance(found, URL) and found.get_backend_name() == "sqlite"):
+    if isinstance(found, URL) and found.get_backend_name() == "sqlite":
         return _migrated(Database(memory_engine(), ":memory:"))
     if isinstance(found, URL):
         database = Database(server_engine(found), found.render_as_string(), read_only=read_only)
-        return database if read_only else _migrated(database)
-    if read_only:
-        return _open_to_read(found)
-    return _open_file(found)
+        return _current(database) if read_only else _migrated(database)
+    _refuse_lines(found)
+    return _open_to_read(found) if read_only else _open_file(found)
+
+
+def _refuse_lines(path: Path) -> None:
+    """Text that was exported is no damaged database."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        if file.read(1) == b"{":
+            raise DatabaseError(f"{path} holds text and no database: `convgen db import {path}` brings it into one")
 
 
 def _open_to_read(path: Path) -> Database:
     if not path.is_file():
         raise DatabaseError(f"{path}: no such file")
-    database = Database(read_only_engine(path), str(path), path, read_only=True)
-    version = database.version
-    if version != schema.VERSION:
+    if path.stat().st_size == 0:
+        raise DatabaseError(f"{path} is empty")
+    return _current(Database(read_only_engine(path), str(path), path, read_only=True))
+
+
+def _current(database: Database) -> Database:
+    version, newest = database.version, migrations.newest()
+    if version != newest:
         database.close()
-        raise DatabaseError(f"{path} has schema version {version}, this convgen reads {schema.VERSION}")
+        step = "upgrade convgen" if version > newest else "`convgen db upgrade` brings it up"
+        raise DatabaseError(f"{database.name} has schema version {version}, this convgen reads {newest}: {step}")
     return database
 
 
@@ -55,25 +67,18 @@ def _open_file(path: Path) -> Database:
     except OSError as error:
         raise DatabaseError(f"{path.parent} cannot be made ({error.strerror}): set CONVGEN_TUNING_DB") from error
     for attempt in range(2):
-        before = _identity(path)
+        move_log_aside(path)
+        before = identity(path)
         database = Database(file_engine(path), str(path), path)
         try:
             _look_over(database, path)
             return _migrated(database)
         except DatabaseError as error:
             database.close()
-            if attempt or not _is_damage(error):
+            if attempt or not error.damaged:
                 raise
-            _move_aside(path, before)
+            move_aside(path, before)
     raise AssertionError
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 def _look_over(database: Database, path: Path) -> None:
@@ -81,48 +86,39 @@ def _look_over(database: Database, path: Path) -> None:
         with database.reading() as connection:
             verdict = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
         if verdict != "ok":
-            raise DatabaseError(f"{path}: malformed: {verdict}")
-
-
-def _is_damage(error: DatabaseError) -> bool:
-    return any(word in str(error) for word in ("malformed", "not a database", "file is encrypted"))
-
-
-def _move_aside(path: Path, seen: tuple[int, int] | None) -> None:
-    """Keep a damaged file under another name, unless another process has already put a fresh one in its place."""
-    if _identity(path) != seen or seen is None:
-        return
-    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
-    aside = path.with_name(f"{path.name}.damaged-{stamp}-{os.getpid()}")
-    try:
-        os.replace(path, aside)
-        for suffix in ("-wal", "-shm"):
-            with contextlib.suppress(FileNotFoundError):
-                os.replace(f"{path}{suffix}", f"{aside}{suffix}")
-    except OSError as error:
-        raise DatabaseError(f"{path} is damaged and cannot be moved aside ({error.strerror})") from error
-    warnings.warn(
-        f"the tuning database {path} is damaged; it is kept as {aside.name} and a new one is begun. "
-        "`convgen db merge` brings in what can still be exported from elsewhere",
-        TuningDatabaseWarning,
-        stacklevel=4,
-    )
+            raise DatabaseError(f"{path} is damaged: {verdict}", damaged=True)
 
 
 def _migrated(database: Database) -> Database:
     with database.reading() as connection:
-        version = schema.version_of(connection)
-    if 0 < version < schema.VERSION and database.path is not None:
-        _back_up(database, version)
-    if version != schema.VERSION:
+        version = migrations.version_of(connection)
+    if version == migrations.newest():
+        return database
+    if 0 < version < migrations.newest() and database.path is not None:
+        _back_up(database, database.path, version)
+    try:
         with database.writing() as connection:
-            schema.migrate(connection)
+            migrations.migrate(connection)
+    except DatabaseError:
+        # Some servers let two begin at once: what one has made, the other cannot.
+        if database.version != migrations.newest():
+            database.close()
+            raise
     return database
 
 
-def _back_up(database: Database, version: int) -> None:
-    assert database.path is not None
-    copy = database.path.with_name(f"{database.path.name}.schema{version}")
-    if not copy.exists():
+def _back_up(database: Database, path: Path, version: int) -> None:
+    """The copy is there whole or not at all."""
+    copy = path.with_name(f"{path.name}.schema{version}")
+    if copy.exists():
+        return
+    temporary = path.with_name(f".{copy.name}.{os.getpid()}")
+    try:
+        temporary.unlink(missing_ok=True)
         with database.reading() as connection:
-            connection.exec_driver_sql("VACUUM INTO ?", (str(copy),))
+            connection.exec_driver_sql("VACUUM INTO ?", (str(temporary),))
+        os.replace(temporary, copy)
+    except OSError as error:
+        raise DatabaseError(f"{copy} cannot be written: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, and_, func, select, true
 
 from tuning_db import schema
+from tuning_db.checks import plain
 from tuning_db.database import Database
+from tuning_db.layers import Layers
+from tuning_db.opening import open_database
 from tuning_db.records import Trial
 
 
@@ -27,12 +30,15 @@ class Filter:
     device: str = ""
     problem: str = ""
     text: str = ""
+    strategy: str = ""
+    status: str = ""
 
     def condition(self) -> ColumnElement[bool]:
-        """On `schema.task`, for the methods of Database."""
-        k = schema.task.c
+        """On `schema.task` and, of strategy and status, `schema.trial`, for the methods of Database."""
+        k, t = schema.task.c, schema.trial.c
         names = ("op", "direction", "dtype", "layout", "family", "device", "problem")
         wanted = [k[name] == value for name in names if (value := getattr(self, name))]
+        wanted += [t[name] == value for name in ("strategy", "status") if (value := getattr(self, name))]
         if self.text:
             escaped = self.text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_").replace("*", "%")
             wanted.append(k.problem.like(f"%{escaped}%", escape="\\"))
@@ -56,9 +62,12 @@ class Standing:
 
 def standings(database: Database, chosen: Filter | None = None) -> list[Standing]:
     """One row a task, by problem."""
-    where = (chosen or Filter()).condition()
+    chosen = chosen or Filter()
+    where = chosen.condition()
+    # Those it is held against may be of any strategy.
+    rivals_too = dataclasses.replace(chosen, strategy="", status="").condition()
     trials: dict[tuple[tuple[str, str, str, int], str], list[Trial]] = {}
-    for trial in database.trials(where):
+    for trial in database.trials(rivals_too):
         if trial.status == "ok":
             trials.setdefault((trial.task.identity, trial.run), []).append(trial)
     peers: dict[tuple[str, str, str, int], tuple[float, str]] = {}
@@ -130,17 +139,32 @@ def stats(database: Database) -> Stats:
     """Counts of everything."""
     with database.reading() as connection:
         tables = (schema.task, schema.run, schema.trial, schema.peer)
-        counts = [int(connection.execute(select(func.count()).select_from(table)).scalar_one()) for table in tables]
-        statuses = Counter(connection.execute(select(schema.trial.c.status)).scalars().all())
-        devices = sorted(set(connection.execute(select(schema.task.c.device).distinct()).scalars().all()))
+        tasks, runs, trials, peers = (
+            int(connection.execute(select(func.count()).select_from(table)).scalar_one()) for table in tables
+        )
+        status = schema.trial.c.status
+        statuses = {
+            plain(name): count for name, count in connection.execute(select(status, func.count()).group_by(status))
+        }
+        devices = {plain(name) for name in connection.execute(select(schema.task.c.device).distinct()).scalars()}
     nbytes = database.path.stat().st_size if database.path is not None and database.path.is_file() else None
     return Stats(
-        counts[0],
-        counts[1],
-        counts[2],
-        counts[3],
-        dict(sorted(statuses.items())),
-        tuple(devices),
-        database.version,
-        nbytes,
+        tasks, runs, trials, peers, dict(sorted(statuses.items())), tuple(sorted(devices)), database.version, nbytes
     )
+
+
+def layer_stats(layers: Layers) -> dict[str, list[tuple[str, Stats]]]:
+    """Of every layer there is ("user", "shared", "shipped"): its parts' names, with how much each holds.
+
+    Raises DatabaseError.
+    """
+    found: dict[str, list[tuple[str, Stats]]] = {}
+    for layer, source in layers.databases():
+        if isinstance(source, Database):
+            found.setdefault(layer, []).append((source.name, stats(source)))
+        else:
+            with open_database(":memory:") as copy:
+                copy.merge(source.records())
+                held = dataclasses.replace(stats(copy), nbytes=sum(file.stat().st_size for file in source.files()))
+            found.setdefault(layer, []).append((str(source.folder), held))
+    return found

@@ -1,14 +1,12 @@
-"""What is stored: plain values, checked when they are read back, since a file may hold anything."""
+"""What is stored: plain values. `checks` has what each may be."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, TypeVar
-
-from tuning_db.errors import DatabaseError
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 Value = int | str | bool
 Stage = Literal["screen", "confirm", "final"]
@@ -25,8 +23,8 @@ STATUSES = (
 BAD_STATUSES = ("illegal_access", "hang", "worker_died")
 """Those after which the same source is not run again."""
 
-MAX_CONFIG_BYTES = 4096
-MAX_CONFIG_FIELDS = 64
+OUTCOMES = ("running", "finished", "interrupted")
+"""What can become of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +91,12 @@ class Trial:
     created: str = ""
     """ISO 8601, UTC."""
 
+    @property
+    def quality(self) -> tuple[int, float]:
+        """What right trials are ordered by, best first: how well the time is known, then the time."""
+        assert self.seconds is not None
+        return -STAGES.index(self.stage), self.seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -125,6 +129,9 @@ class Peer:
     created: str = ""
 
 
+Record = Trial | Run | Peer
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """A winner, how far it can be trusted, and which layer knew it."""
@@ -133,103 +140,29 @@ class Found:
     tier: Literal["trusted", "stale"]
     layer: str = "user"
 
+    @property
+    def rank(self) -> tuple[bool, int, float]:
+        """What winners are ordered by, best first."""
+        return self.tier == "stale", *self.trial.quality
+
 
 def config_text(config: Mapping[str, Value]) -> str:
-    """The one text of a config. Raises DatabaseError for what is no config."""
-    return json.dumps(checked_config(dict(config)), sort_keys=True, separators=(",", ":"))
+    """The one text of a config."""
+    return json.dumps(dict(config), sort_keys=True, separators=(",", ":"))
 
 
-def config_of(text: str) -> dict[str, Value]:
-    """A config from text that may come from anywhere. Raises DatabaseError."""
-    if len(text) > MAX_CONFIG_BYTES:
-        raise DatabaseError(f"a config of {len(text)} bytes: expected at most {MAX_CONFIG_BYTES}")
-    try:
-        return checked_config(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise DatabaseError(f"config {text[:80]!r}: expected a JSON object") from error
-
-
-def checked_config(value: object) -> dict[str, Value]:
-    """The value itself, if it is a flat mapping of names to integers, words and flags. Raises DatabaseError."""
-    if not isinstance(value, dict) or len(value) > MAX_CONFIG_FIELDS:
-        raise DatabaseError(f"config {str(value)[:80]!r}: expected an object of at most {MAX_CONFIG_FIELDS} fields")
-    for key, item in value.items():
-        if not isinstance(key, str) or not isinstance(item, int | str):
-            raise DatabaseError(f"config field {str(key)[:40]!r}={str(item)[:40]!r}: expected an integer, word or flag")
-    return value
-
-
-def checked_trial(trial: Trial) -> Trial:
-    """The trial itself, if every field is what it should be. Raises DatabaseError."""
-    checked_config(dict(trial.config))
-    if trial.status not in STATUSES:
-        raise DatabaseError(f"status {trial.status!r}: expected one of {', '.join(STATUSES)}")
-    if trial.stage not in STAGES:
-        raise DatabaseError(f"stage {trial.stage!r}: expected one of {', '.join(STAGES)}")
-    if trial.status == "ok" and not _is_time(trial.seconds):
-        raise DatabaseError(f"seconds={trial.seconds}: expected a positive number for a trial that went well")
-    return trial
-
-
-def checked_peer(peer: Peer) -> Peer:
-    """The peer itself, if its time is one. Raises DatabaseError."""
-    if not _is_time(peer.seconds):
-        raise DatabaseError(f"{peer.peer}: seconds={peer.seconds}: expected a positive number")
-    return peer
-
-
-def _is_time(seconds: object) -> bool:
-    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < math.inf
-
-
-# --- to and from JSON ----------------------------------------------------------------------------------------
-
-
-def to_json(record: Trial | Run | Peer) -> dict[str, Any]:
-    """A record as one flat JSON object; `kind` tells which."""
+def to_json(record: Record) -> dict[str, Any]:
+    """A record as one flat JSON object; `kind` tells which. A number that JSON has no word for is null."""
     values = asdict(record)
     task = values.pop("task")
     toolchain = values.pop("toolchain", {})
-    return {"kind": type(record).__name__.lower(), **task, **toolchain, **values}
+    return {"kind": type(record).__name__.lower(), **task, **toolchain, **{k: finite(v) for k, v in values.items()}}
 
 
-def from_json(values: object) -> Trial | Run | Peer:
-    """What `to_json` wrote, from data that may come from anywhere. Raises DatabaseError."""
-    if not isinstance(values, dict):
-        raise DatabaseError(f"record {str(values)[:60]!r}: expected a JSON object")
-    kinds: dict[object, type[Trial] | type[Run] | type[Peer]] = {"trial": Trial, "run": Run, "peer": Peer}
-    kind = kinds.get(values.get("kind"))
-    if kind is None:
-        raise DatabaseError(f"kind {values.get('kind')!r}: expected trial, run or peer")
-    try:
-        task = _taken(Task, values)
-        if kind is Trial:
-            return checked_trial(_taken(Trial, {**values, "task": task, "toolchain": _taken(Toolchain, values)}))
-        if kind is Peer:
-            return checked_peer(_taken(Peer, {**values, "task": task}))
-        return _taken(Run, {**values, "task": task})
-    except (TypeError, KeyError) as error:
-        raise DatabaseError(f"a {values['kind']} record lacks {error}") from error
-
-
-_R = TypeVar("_R")
-
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    "str": (str,), "int": (int,), "bool": (bool,), "float": (int, float), "float | None": (int, float, type(None)),
-}  # fmt: skip
-
-
-def _taken(kind: type[_R], values: Mapping[str, Any]) -> _R:
-    """Those of the values that are fields of the class, of the types they should have."""
-    given: dict[str, Any] = {}
-    for member in fields(kind):  # type: ignore[arg-type]
-        if member.name not in values:
-            continue
-        value = values[member.name]
-        allowed = _KINDS.get(str(member.type))
-        if allowed is not None and (
-            not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed)
-        ):
-            raise DatabaseError(f"{member.name}={str(value)[:40]!r}: expected {member.type}")
-        given[member.name] = value
-    return kind(**given)
+def finite(value: Any) -> Any:
+    """The value, in which None stands for every infinity and NaN."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,81 +1,28 @@
-"""Records as rows and back, and the statements on them."""
+"""Records as rows and back. What is read is checked: somebody may have edited it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, func, insert, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Row
 
-from tuning_db import schema
-from tuning_db.errors import DatabaseError, TuningDatabaseWarning
-from tuning_db.records import STAGES, Peer, Task, Toolchain, Trial, checked_trial, config_of, config_text
+from tuning_db.checks import checked_peer, checked_run, checked_trial, config_of
+from tuning_db.errors import DatabaseError
+from tuning_db.records import STAGES, Peer, Run, Task, Toolchain, Trial, config_text, finite
 
-
-def task_columns() -> tuple[ColumnElement[Any], ...]:
-    return tuple(column for column in schema.task.c if column.name != "id")
-
-
-def is_task(task: Task) -> ColumnElement[bool]:
-    k = schema.task.c
-    return and_(
-        k.problem == task.problem,
-        k.device == task.device,
-        k.capability == task.capability,
-        k.sm_count == task.sm_count,
-    )
-
-
-def task_id_of(connection: Connection, task: Task) -> int:
-    known = connection.execute(select(schema.task.c.id, schema.task.c.family).where(is_task(task))).first()
-    if known is not None:
-        if task.family and task.family != known.family:
-            connection.execute(update(schema.task).where(schema.task.c.id == known.id).values(family=task.family))
-        return int(known.id)
-    values = {name: getattr(task, name) for name in task.__slots__}
-    try:
-        with connection.begin_nested():
-            inserted = connection.execute(insert(schema.task).values(values)).inserted_primary_key
-            assert inserted is not None
-            return int(inserted[0])
-    except IntegrityError:  # another writer was first
-        return int(connection.execute(select(schema.task.c.id).where(is_task(task))).scalar_one())
-
-
-def every_trial(where: ColumnElement[bool] | None) -> Any:
-    query = select(*schema.trial.c, *task_columns()).join_from(
-        schema.trial, schema.task, schema.trial.c.task_id == schema.task.c.id
-    )
-    return query if where is None else query.where(where)
-
-
-def best_first(where: ColumnElement[bool] | None) -> Any:
-    t = schema.trial.c
-    return every_trial(where).where(t.status == "ok").order_by(t.stage.desc(), t.seconds, t.id)
-
-
-def is_winner(where: ColumnElement[bool] | None) -> ColumnElement[bool]:
-    """The condition that a trial is the winner of its task, and its task meets `where`."""
-    t = schema.trial.c
-    place = func.row_number().over(partition_by=t.task_id, order_by=(t.stage.desc(), t.seconds, t.id)).label("place")
-    placed = select(t.id, place).where(t.status == "ok")
-    if where is not None:
-        placed = placed.join_from(schema.trial, schema.task, t.task_id == schema.task.c.id).where(where)
-    ranked = placed.subquery()
-    return t.id.in_(select(ranked.c.id).where(ranked.c.place == 1))
+_TRIAL = (
+    "run", "strategy", "status", "reason", "seconds", "low", "high", "rounds", "tied", "origin", "error", "bound",
+    "source_key", "convgen", "driver", "created",
+)  # fmt: skip
+_PEER = ("peer", "seconds", "low", "high", "rounds", "version", "driver", "protocol", "created")
 
 
 def trial_values(trial: Trial, task_id: int) -> dict[str, Any]:
     config = config_text(trial.config)
-    plain = (
-        "run", "strategy", "status", "reason", "seconds", "low", "high", "rounds", "tied", "origin", "error", "bound",
-        "source_key", "convgen", "driver", "created",
-    )  # fmt: skip
     return {
-        **{name: getattr(trial, name) for name in plain},
+        **{name: getattr(trial, name) for name in _TRIAL},
         "task_id": task_id,
         "config": config,
         "config_key": hashlib.sha256(config.encode()).hexdigest(),
@@ -86,55 +33,53 @@ def trial_values(trial: Trial, task_id: int) -> dict[str, Any]:
     }
 
 
+def run_values(run: Run, task_id: int) -> dict[str, Any]:
+    return {
+        "id": run.id,
+        "task_id": task_id,
+        "started": run.started,
+        "finished": run.finished,
+        "outcome": run.outcome,
+        "settings": json.dumps(finite(run.settings), sort_keys=True),
+        "summary": json.dumps(finite(run.summary), sort_keys=True),
+    }
+
+
 def peer_values(peer: Peer, task_id: int) -> dict[str, Any]:
-    names = [name for name in peer.__slots__ if name != "task"]
-    return {"task_id": task_id, **{name: getattr(peer, name) for name in names}}
+    return {"task_id": task_id, **{name: getattr(peer, name) for name in _PEER}}
 
 
-def trial_of(row: Row[Any], name: str) -> Trial | None:
-    """A row as a trial; None, with a warning, for one that somebody has edited into something else."""
-    try:
-        plain = (
-            "run", "strategy", "status", "reason", "seconds", "low", "high", "rounds", "tied", "origin", "error",
-            "bound", "source_key", "convgen", "driver", "created",
-        )  # fmt: skip
-        return checked_trial(
-            Trial(
-                task=task_of(row),
-                config=config_of(row.config),
-                toolchain=Toolchain(row.codegen, row.compiler, row.protocol),
-                stage=STAGES[row.stage],
-                **{key: getattr(row, key) for key in plain},
-            )
-        )
-    except (DatabaseError, IndexError, TypeError) as error:
-        warnings.warn(
-            f"{name}: a trial of {str(row.problem)[:120]} cannot be read ({error}); it is passed over. "
-            "`convgen db forget` removes it",
-            TuningDatabaseWarning,
-            stacklevel=5,
-        )
-        return None
+def trial_of(row: Row[Any]) -> Trial:
+    """Raises DatabaseError, as all of these, for a row that is no record."""
+    if row.stage not in range(len(STAGES)):
+        raise DatabaseError(f"stage {ascii(row.stage)[:40]}: expected 0 to {len(STAGES) - 1}")
+    values = {name: getattr(row, name) for name in _TRIAL}
+    values["error"], values["bound"] = finite(row.error), finite(row.bound)
+    toolchain = Toolchain(row.codegen, row.compiler, row.protocol)
+    stage = STAGES[int(row.stage)]
+    return checked_trial(
+        Trial(task=task_of(row), config=config_of(row.config), toolchain=toolchain, stage=stage, **values)
+    )
+
+
+def run_of(row: Row[Any]) -> Run:
+    settings, summary = _object_of(row.settings), _object_of(row.summary)
+    return checked_run(Run(row.id, task_of(row), row.started, row.finished, row.outcome, settings, summary))
+
+
+def peer_of(row: Row[Any]) -> Peer:
+    return checked_peer(Peer(task_of(row), **{name: getattr(row, name) for name in _PEER}))
 
 
 def task_of(row: Row[Any]) -> Task:
     return Task(**{name: getattr(row, name) for name in Task.__slots__})
 
 
-def object_of(text: str) -> dict[str, Any]:
+def _object_of(text: object) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-# Built once: making a statement takes longer than running it.
-RIGHT_TRIALS = best_first(
-    and_(
-        schema.task.c.problem == bindparam("problem"),
-        schema.task.c.device == bindparam("device"),
-        schema.task.c.capability == bindparam("capability"),
-        schema.task.c.sm_count == bindparam("sms"),
-    )
-)
+        value = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise DatabaseError(f"{ascii(text)[:80]}: expected a JSON object")
+    return value

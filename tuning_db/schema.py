@@ -1,41 +1,43 @@
 """Tables, the flat views over them, and the migrations that lead from one version to the next.
 
 `task`, `run`, `trial` and `peer` hold the records; what to read are the views, which stay as they are from release to
-release: `trials` and `peers` have one row a record with everything about it, and `winners` one row a task: its fastest
-right trial, of those that are known best (final before confirm before screen), whatever code it was made by.
+release: `trials` and `peers` have one row a record with everything about it, and `winners` one row a task (see
+`best`).
 
-A version is never edited once released: a change is a new migration at the end of `MIGRATIONS`.
+A change of a table is a change here and a new migration (see `migrations`); views are made anew by each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from typing import Any
 
 from sqlalchemy import (
     Boolean,
     Column,
-    Connection,
+    ColumnElement,
+    Dialect,
     Float,
     ForeignKey,
     Index,
     Integer,
     MetaData,
+    Select,
     String,
     Table,
     Text,
     UniqueConstraint,
-    insert,
-    inspect,
+    and_,
+    case,
+    func,
+    or_,
     select,
-    text,
-    update,
 )
 
-from tuning_db.errors import DatabaseError
 from tuning_db.records import STAGES
 
 metadata = MetaData()
 
+_LONGEST = 1e9  # seconds; what is beyond has been edited
 _PROBLEM = 768  # an indexed text has a bound in some databases
 
 task = Table(
@@ -67,6 +69,8 @@ run = Table(
     Column("summary", Text, nullable=False),
 )
 
+_PICKED = ("task_id", "status", "strategy", "codegen", "compiler", "protocol", "stage")  # what a winner is chosen by
+
 trial = Table(
     "trial",
     metadata,
@@ -95,7 +99,7 @@ trial = Table(
     Column("driver", String(32), nullable=False),
     Column("created", String(32), nullable=False),
     UniqueConstraint("run", "task_id", "strategy", "config_key"),
-    Index("trial_best", "task_id", "status", "stage", "seconds"),
+    Index("trial_pick", *_PICKED, "seconds", "created"),
 )
 
 peer = Table(
@@ -129,66 +133,58 @@ _TRIAL = (
     f"{_STAGE} AS stage, t.tied, t.origin, t.error, t.bound, t.codegen, t.compiler, t.protocol, t.source_key, t.run, "
     "t.convgen, t.driver, t.created"
 )
-_BEST = (
-    "SELECT id, ROW_NUMBER() OVER (PARTITION BY task_id ORDER BY stage DESC, seconds, id) AS place "
-    "FROM trial WHERE status = 'ok'"
+_WINNERS = (
+    f"SELECT {_TASK}, {_TRIAL}, "
+    "(SELECT MIN(d.seconds) FROM trial d WHERE d.task_id = t.task_id AND d.run = t.run AND d.status = 'ok' "
+    "AND d.origin = 'default') AS default_seconds, "
+    "(SELECT MIN(o.seconds) FROM trial o WHERE o.task_id = t.task_id AND o.run = t.run AND o.status = 'ok' "
+    "AND o.strategy <> t.strategy) AS runner_up_seconds, "
+    "(SELECT MIN(p.seconds) FROM peer p WHERE p.task_id = t.task_id) AS best_peer_seconds "
+    "FROM trial t JOIN task k ON k.id = t.task_id JOIN ({best}) b ON b.id = t.id"
 )
-_VIEWS = {
-    "trials": f"SELECT {_TASK}, {_TRIAL} FROM trial t JOIN task k ON k.id = t.task_id",
-    "winners": (
-        f"SELECT {_TASK}, {_TRIAL}, "
-        "(SELECT MIN(d.seconds) FROM trial d WHERE d.task_id = t.task_id AND d.run = t.run AND d.status = 'ok' "
-        "AND d.origin = 'default') AS default_seconds, "
-        "(SELECT MIN(o.seconds) FROM trial o WHERE o.task_id = t.task_id AND o.run = t.run AND o.status = 'ok' "
-        "AND o.strategy <> t.strategy) AS runner_up_seconds, "
-        "(SELECT MIN(p.seconds) FROM peer p WHERE p.task_id = t.task_id) AS best_peer_seconds "
-        f"FROM trial t JOIN task k ON k.id = t.task_id JOIN ({_BEST}) b ON b.id = t.id WHERE b.place = 1"
-    ),
-    "peers": (
-        f"SELECT {_TASK}, p.peer, p.seconds, p.seconds * 1e6 AS us, p.low, p.high, p.rounds, p.version, p.driver, "
-        "p.protocol, p.created FROM peer p JOIN task k ON k.id = p.task_id"
-    ),
-}
-
-Migration = Callable[[Connection], None]
+_PEERS = (
+    f"SELECT {_TASK}, p.peer, p.seconds, p.seconds * 1e6 AS us, p.low, p.high, p.rounds, p.version, p.driver, "
+    "p.protocol, p.created FROM peer p JOIN task k ON k.id = p.task_id"
+)
 
 
-def _first(connection: Connection) -> None:
-    metadata.create_all(connection)
-    for name, query in _VIEWS.items():
-        connection.execute(text(f"CREATE VIEW {name} AS {query}"))
+def views(dialect: Dialect) -> dict[str, str]:
+    """The queries behind the views, in a database's own words."""
+    ids = best().compile(dialect=dialect, compile_kwargs={"literal_binds": True})
+    return {
+        "trials": f"SELECT {_TASK}, {_TRIAL} FROM trial t JOIN task k ON k.id = t.task_id",
+        "winners": _WINNERS.format(best=ids),
+        "peers": _PEERS,
+    }
 
 
-MIGRATIONS: tuple[Migration, ...] = (_first,)
+def best(tasks: ColumnElement[bool] | None = None) -> Select[Any]:
+    """The ids of the winners of the tasks that meet a condition.
 
-VERSION = len(MIGRATIONS)
+    First are trials of the toolchain that their strategy was last tried with, then older ones; of each, best known
+    before less well known (final, confirm, screen), then by time. No order depends on ids alone, which a copy has its
+    own of.
+    """
+    t, own = trial.c, trial.alias("own").c
+    keys = [t[name] for name in _PICKED]
+    sound = and_(t.stage.between(0, len(STAGES) - 1), t.seconds > 0, t.seconds < _LONGEST)
+    # Of groups of trials, which are few, and which `trial_pick` has in this order.
+    grouped = select(*keys, func.min(t.seconds).label("seconds"), func.max(t.created).label("created"))
+    grouped = grouped.where(or_(t.status != "ok", sound)).group_by(*keys)
+    if tasks is not None:
+        grouped = grouped.where(t.task_id.in_(select(task.c.id).where(tasks)))
+    g = grouped.subquery("grouped").c
+    chain = (g.codegen, g.compiler, g.protocol)
+    today = and_(*(column == _latest(g, column) for column in chain))
+    a = select(*g, case((today, 0), else_=1).label("outdated")).subquery("aged").c
+    order = (a.outdated, a.stage.desc(), a.seconds, a.strategy, a.codegen, a.compiler, a.protocol)
+    place = func.row_number().over(partition_by=a.task_id, order_by=order).label("place")
+    r = select(*a, place).where(a.status == "ok").subquery("ranked").c
+    same = and_(*(own[key.name] == r[key.name] for key in keys), own.seconds == r.seconds)
+    fastest = select(own.id).where(same).order_by(own.run, own.config_key).limit(1).scalar_subquery()
+    return select(fastest.label("id")).where(r.place == 1)
 
 
-def version_of(connection: Connection) -> int:
-    """The schema's version; 0 for a database that holds nothing. Raises DatabaseError for one of somebody else's."""
-    names = inspect(connection).get_table_names()
-    if meta.name not in names:
-        if names:
-            raise DatabaseError(f"it holds other tables ({', '.join(names[:3])}) and no tuning database")
-        return 0
-    value = connection.execute(select(meta.c.value).where(meta.c.name == "schema_version")).scalar()
-    if value is None or not value.isdecimal():
-        raise DatabaseError(f"schema_version {value!r}: expected a number")
-    return int(value)
-
-
-def migrate(connection: Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-    """Bring the schema to the newest version, within the caller's transaction. Raises DatabaseError if it is newer."""
-    version = version_of(connection)
-    if version > len(migrations):
-        raise DatabaseError(
-            f"its schema is version {version}, this convgen knows {len(migrations)}: upgrade convgen, or use another "
-            "database (CONVGEN_TUNING_DB)"
-        )
-    if version == len(migrations):
-        return
-    for migration in migrations[version:]:
-        migration(connection)
-    known = connection.execute(select(meta.c.value).where(meta.c.name == "schema_version")).scalar()
-    values = {"name": "schema_version", "value": str(len(migrations))}
-    connection.execute(insert(meta).values(values) if known is None else update(meta).values(value=values["value"]))
+def _latest(groups: Any, column: ColumnElement[Any]) -> ColumnElement[Any]:
+    order = (groups.created.desc(), groups.codegen, groups.compiler, groups.protocol)
+    return func.first_value(column).over(partition_by=(groups.task_id, groups.strategy), order_by=order)

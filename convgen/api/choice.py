@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import TypeVar
 
 from convgen.api.decision import Chosen, Decider, Decision, Place, place_of, predicted, write_decisions
@@ -82,7 +82,7 @@ class Chooser:
         self.forget(problem)
         self._tell(
             f"{decision.strategy.name} with {decision.config}, {decision.origin} for {problem}, cannot be used "
-            f"({error}); the next best is"
+            f"({error}), so the next best is taken"
         )
 
     def tune(self, problem: Conv, target: Target, device: int, setting: Setting) -> bool:
@@ -124,15 +124,19 @@ class Chooser:
         yield from predicted(problem, target)
 
     def _ranking(self, problem: Conv, target: Target) -> Iterator[Decision]:
-        proposals: Iterable[Decision] = ()
+        """The decider's proposals, each asked for when those before it will not do; in trouble the cost model's."""
+        given = False
         try:
-            # Whole, so that trouble half-way through is met here.
-            proposals = tuple(self._decider().ranked(problem, target))
+            for decision in self._decider().ranked(problem, target):
+                given = True
+                yield decision
+            if given:
+                return
         except NotApplicableError:
             raise
         except Exception as error:
             self._tell(f"what is tuned cannot be asked for ({error}); the cost model decides")
-        yield from proposals or predicted(problem, target)
+        yield from predicted(problem, target)
 
     def _stated(self, problem: Conv, target: Target, setting: Setting) -> Chosen | None:
         stated = None if setting.frozen is None else setting.frozen.find(problem, target)

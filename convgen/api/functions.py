@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from convgen.api.dispatch import Dispatcher
+from convgen.api.operands import operand
 from convgen.api.prepared import PreparedWeight
 from convgen.api.tuned import connect
+from convgen.errors import UsageError
 
 Extents = int | Sequence[int]
 """One integer for every spatial dimension, or one for each."""
@@ -231,9 +233,11 @@ def prepare(
     only count as given or not: True will do); without, at the first call of each problem. While a graph is captured
     nothing is prepared: a weight not prepared before is then used like any other.
 
-    The weight must not be written afterwards. Its `requires_grad` does not matter.
+    The weight must not be written afterwards. Its `requires_grad` does not matter. Raises as the convolutions do.
     """
-    prepared = PreparedWeight(weight)
+    prepared = PreparedWeight(operand("weight", weight).array)
+    if not 3 <= len(prepared.shape) <= 5:
+        raise UsageError(f"weight has shape {prepared.shape}: expected 3, 4 or 5 dimensions")
     if input is not None:
         given = {"bias": bias, "scale": scale, "shift": shift, "residual": residual}
         DISPATCHER.prepare(

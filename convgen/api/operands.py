@@ -39,7 +39,8 @@ def operand(name: str, array: Any) -> Operand:
     library, found = native(name, array)
     try:
         view = library.view(found)
-    except UsageError as error:
+    # PyTorch raises a RuntimeError for a tensor that has no strides.
+    except (UsageError, RuntimeError) as error:
         raise UsageError(f"{name}: {error}") from None
     if view.in_bytes:
         return Operand(name, found, library, _described(view.shape, view.strides, found.dtype), view.device)

@@ -6,6 +6,7 @@ is built and timed, in both memory formats, as long as SWEEP_SECONDS allow.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 
 from convgen import measure
 from convgen.bench.contest import sentence
-from convgen.bench.peers import DEVICE, Arrays, Refused, TorchPeers, forms
+from convgen.bench.peers import Arrays, Refused, TorchPeers, forms
 from convgen.bench.torch_calls import unsqueezed, why_not
 from convgen.measure import Replay
 from convgen.problem import Conv, Direction, DType, PadMode, TensorSpec
@@ -106,8 +107,7 @@ def _sweep(cudnn: Any, problem: Conv, form: Conv, peers: TorchPeers, sets: Seque
     began = time.monotonic()
     tensors = peers.tensors(problem, form, sets)
     outputs = [peers.like(form.outputs[0]) for _ in sets]
-    handle = cudnn.create_handle()
-    cudnn.set_stream(handle=handle, stream=peers.stream.ptr)
+    handle = _handle(cudnn, peers.stream.ptr)
     graph, ports = _graph(cudnn, form, handle)
     graph.validate()
     graph.build_operation_graph()
@@ -126,7 +126,7 @@ def _sweep(cudnn: Any, problem: Conv, form: Conv, peers: TorchPeers, sets: Seque
         except Exception:  # one that is barred, or not supported after all
             continue
     nbytes = max((size for _, size in plans), default=0)
-    workspace = peers.torch.empty(max(nbytes, 1), dtype=peers.torch.uint8, device=DEVICE)
+    workspace = peers.workspace(max(nbytes, 1))
 
     def bind(index: int) -> dict[Any, Any]:
         values = {**tensors[index], form.outputs[0].name: outputs[index]}
@@ -145,6 +145,13 @@ def _sweep(cudnn: Any, problem: Conv, form: Conv, peers: TorchPeers, sets: Seque
         raise RuntimeError(f"none of {graph.get_execution_plan_count()} plans could be built and run")
     seconds, best = min(timed)
     return SweepContestant(built, best, seconds, outputs, peers)
+
+
+@functools.cache
+def _handle(cudnn: Any, stream: int) -> Any:
+    handle = cudnn.create_handle()
+    cudnn.set_stream(handle=handle, stream=stream)
+    return handle
 
 
 def _fastest(built: _Built, plan: int, peers: TorchPeers) -> float:

@@ -85,6 +85,10 @@ class TorchPeers:
         dtype = getattr(self.torch, DTYPES[spec.dtype])
         return self.torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=DEVICE)
 
+    def workspace(self, nbytes: int) -> Any:
+        """Uninitialised memory."""
+        return self.torch.empty(nbytes, dtype=self.torch.uint8, device=DEVICE)
+
     def array(self, tensor: Any, spec: TensorSpec) -> Any:
         """A result as a CuPy array of the tensor's logical shape; bf16 as its bits."""
         shaped = tensor.reshape(spec.shape)

@@ -27,7 +27,7 @@ def draw(results: Results, path: Path) -> None:
     measured = [entry for entry in results.entries if entry.ours_us is not None and entry.flops and entry.bytes]
     if not measured:
         raise UsageError("--plot: nothing was measured, so there is nothing to draw")
-    dtypes = sorted({entry.dtype for entry in measured})
+    dtypes = _dtypes(measured)
     compared = [entry for entry in measured if entry.ratio is not None]
     panels = len(dtypes) + bool(compared)
     columns = min(panels, 2 if panels <= 4 else 3)
@@ -89,7 +89,7 @@ def _roofline(axes: Any, dtype: str, entries: Sequence[Entry], meta: Mapping[str
 def _ratios(axes: Any, entries: Sequence[Entry]) -> None:
     names = [standing.name for standing in families(entries) if standing.name != "all"]
     places = {name: position for position, name in enumerate(reversed(names))}
-    for dtype in sorted({entry.dtype for entry in entries}):
+    for dtype in _dtypes(entries):
         chosen = [entry for entry in entries if entry.dtype == dtype]
         axes.scatter(
             [entry.ratio for entry in chosen],
@@ -106,6 +106,12 @@ def _ratios(axes: Any, entries: Sequence[Entry]) -> None:
     axes.set_title("best peer / ours: right of 1, ours is faster")
     axes.grid(alpha=0.25, which="both", linewidth=0.5)
     axes.legend(fontsize=8)
+
+
+def _dtypes(entries: Sequence[Entry]) -> list[str]:
+    """Those there are, in the markers' order, then the rest."""
+    known = list(DTYPE_MARKERS)
+    return sorted({e.dtype for e in entries}, key=lambda d: (known.index(d) if d in known else len(known), d))
 
 
 def _teraflops(entry: Entry, us: float | None) -> float | None:

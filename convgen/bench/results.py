@@ -76,7 +76,7 @@ class Entry:
     flops: int = 0
     bytes: int = 0
     verified: bool = False
-    """Whether ours gave the right answer."""
+    """Whether ours, untuned and frozen included, gave the right answer."""
     reason: str = ""
     """Why ours has no time."""
     error: Mapping[str, float | None] | None = None

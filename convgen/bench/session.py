@@ -125,6 +125,7 @@ class Bench:
                 created=now,
             )
             for name in entry.peers
+            if name not in entry.out_of_bound
         )
 
 

@@ -90,7 +90,7 @@ def settled(blank: Entry, contest: Contest, lineup: Lineup, same: bool) -> Entry
         peers={name: microseconds(medians[name]) for name in peers},
         peer_spreads={name: _spread(times[name]) for name in peers},
         peer_reasons={name: reason for name, reason in reasons.items() if name not in MINE},
-        verified=verdict is not None and verdict.ok,
+        verified=verdict is not None and all(verdicts[name].ok for name in lineup.ours),
         reason="; ".join(name_and_reason(name, reasons[name]) for name in MINE if name in reasons),
         error=None if verdict is None else verdict.as_json(),
         peer_errors={name: verdicts[name].as_json() for name in lineup.peers},

@@ -84,12 +84,14 @@ class GpuVenue:
         """See `session.Venue`. Memory that is short is tried again with fewer buffers."""
         judge = Judge(fixed_batch(problem), self._cupy, self._seed)
         with contextlib.ExitStack() as stack:
-            try:
-                card, lineup = stack.enter_context(self._filled(problem, judge, ours, self.target.l2_bytes))
-            except Exception as error:
-                if not _is_out_of_memory(error):
-                    raise
-                card, lineup = stack.enter_context(self._filled(problem, judge, ours, 0))
+            for l2_bytes in (self.target.l2_bytes, 0):
+                self._release()
+                try:
+                    card, lineup = stack.enter_context(self._filled(problem, judge, ours, l2_bytes))
+                    break
+                except Exception as error:
+                    if not _is_out_of_memory(error) or not l2_bytes:
+                        raise
             yield card, lineup
 
     @contextlib.contextmanager
@@ -99,16 +101,11 @@ class GpuVenue:
         kernels: dict[str, Kernel] = {}
         try:
             card = Card(judge, l2_bytes, self._stream)
-            lineup = self._lineup(problem, judge, card, ours, kernels)
-            yield card, lineup
+            yield card, self._lineup(problem, judge, card, ours, kernels)
         finally:
-            lineup = None  # type: ignore[assignment]
             for kernel in kernels.values():
                 with contextlib.suppress(ConvgenError):
                     kernel.close()
-            kernels.clear()
-            card = None  # type: ignore[assignment]
-            self._release()
 
     def _lineup(
         self, problem: Conv, judge: Judge, card: Card, ours: Mapping[str, Decision], kernels: dict[str, Kernel]
@@ -164,7 +161,7 @@ class GpuVenue:
         return plan, binary
 
     def _release(self) -> None:
-        """Give both libraries' memory back to the device, so that the next problem finds it."""
+        """Give the last problem's memory back to the device, from one library's pool to be had by the other."""
         if self._peers is not None:
             self._peers.release()
         self._cupy.get_default_memory_pool().free_all_blocks()

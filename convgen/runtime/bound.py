@@ -99,7 +99,7 @@ class BoundCall:
         if out is not None and self._overlaps(addresses):
             return None
         if self._workspace_bytes:
-            if stream and not library.owns_graph_memory and is_capturing(stream):
+            if not library.owns_graph_memory and is_capturing(stream):
                 return None
             # Its owner must live until the launch.
             base, _owner = library.workspace(self._workspace_bytes, arrays[0])

@@ -47,8 +47,8 @@ class CudaProgram:
 
     Constant memory belongs to a loaded module, so a plan that uses it is loaded once for each stream it runs on; graphs
     captured on one such stream must not be replayed at the same time. Prepared weights have a module of their own,
-    which serves every stream. `close` (or a `with` block) waits for the GPU and unloads; without it the module stays
-    loaded until the process ends.
+    which serves every stream. `close` (or a `with` block) waits for the GPU and unloads all but what prepared weights
+    that are still held use; without it the modules stay loaded until the process ends.
     """
 
     def __init__(self, plan: Plan, binary: Binary) -> None:

@@ -82,7 +82,9 @@ def adopt_context(device: int) -> None:
 
 
 def is_capturing(stream: int) -> bool:
-    """Whether the stream is recording a CUDA graph."""
+    """Whether the stream is recording a CUDA graph. The legacy default stream never does, nor may it be asked then."""
+    if not stream:
+        return False
     cuda = driver()
     status = check(cuda.cuStreamIsCapturing(cuda.CUstream(stream)))
     return bool(status != cuda.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)

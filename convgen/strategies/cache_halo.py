@@ -8,77 +8,22 @@ blocks have just brought into the caches. One thread one position. Covers fprop 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from convgen.errors import ConfigError
 from convgen.gather import Gather, gather
-from convgen.plan import Extent, Placement, Plan
+from convgen.plan import Placement, Plan
 from convgen.problem import Conv
-from convgen.space import Config, Space
-from convgen.strategies import common, operands, rules
-from convgen.strategies.halo import AxisBlock, unsuitable
+from convgen.space import Space
+from convgen.strategies import cache_halo_cost, common, descent, operands, rules
+from convgen.strategies import cache_halo_tiling as tiling
+from convgen.strategies.cache_halo_tiling import CacheHaloConfig
+from convgen.strategies.halo import unsuitable
 from convgen.target import Target
 
-UNROLLED_TERMS = 256
 RESULTS_A_THREAD = 32
 
 
-@dataclass(frozen=True)
-class CacheHaloConfig(Config):
-    """The block's threads, one a position, and what they work on at a time."""
-
-    threads_x: int
-    """Threads along the last axis."""
-    threads_y: int
-    """Threads along the axis before it."""
-    threads_z: int
-    """Threads along depth."""
-    tile_channel: int
-    """Result channels a thread keeps."""
-    chunk: int
-    """Summed channels in shared memory at a time."""
-    filter: str
-    """"global" or "constant"."""
-
-
 SMALLEST = CacheHaloConfig(1, 1, 1, 1, 1, "global")
-
-
-@dataclass(frozen=True)
-class AxisCore(AxisBlock):
-    """The same with the pixels that are shared: `core` of them, in the middle of those that the block reads."""
-
-    @property
-    def core(self) -> int:
-        """As many pixels as the results advance by, so that the cores of neighbouring blocks touch."""
-        return min(self.block * self.axis.step, self.span)
-
-    @property
-    def lead(self) -> int:
-        """Pixels of halo ahead of the core."""
-        return (self.span - self.core) // 2
-
-
-def _cores(g: Gather, c: CacheHaloConfig) -> tuple[AxisCore, ...]:
-    threads = {"w": c.threads_x, "h": c.threads_y, "d": c.threads_z}
-    return tuple(AxisCore(a, threads[a.name]) for a in g.axes)
-
-
-def _block(c: CacheHaloConfig) -> tuple[int, int, int]:
-    return c.threads_x, c.threads_y, c.threads_z
-
-
-def _core_elements(g: Gather, c: CacheHaloConfig) -> int:
-    return math.prod(core.core for core in _cores(g, c))
-
-
-def _shared_bytes(g: Gather, c: CacheHaloConfig) -> int:
-    return 4 * c.chunk * _core_elements(g, c)
-
-
-def _grid_x(g: Gather, c: CacheHaloConfig) -> Extent:
-    tiles = math.prod(core.blocks for core in _cores(g, c))
-    return common.per_batch(g, g.groups * -(-g.m // c.tile_channel) * tiles * g.batch_size)
 
 
 class CacheHalo:
@@ -91,7 +36,7 @@ class CacheHalo:
         reason = unsuitable(problem)
         if reason is not None:
             return reason
-        smallest = _shared_bytes(gather(problem), SMALLEST)
+        smallest = tiling.shared_bytes(gather(problem), SMALLEST)
         if smallest > target.shared_per_block:
             return (f"the core of a single result's pixels takes {smallest} bytes of shared memory, "
                     f"a block has {target.shared_per_block}")  # fmt: skip
@@ -119,7 +64,7 @@ class CacheHalo:
         rules.at_least_one(c)
         if (problem.nd < 2 and c.threads_y > 1) or (problem.nd < 3 and c.threads_z > 1):
             raise ConfigError(f"threads_y={c.threads_y}, threads_z={c.threads_z}: the problem has {problem.nd} axes")
-        rules.block_fits(_block(c), target)
+        rules.block_fits(tiling.block(c), target)
         if c.tile_channel > RESULTS_A_THREAD:
             raise ConfigError(f"tile_channel={c.tile_channel}: over {RESULTS_A_THREAD} sums would not fit in registers")
         if c.tile_channel > max(g.m, 1):
@@ -130,10 +75,14 @@ class CacheHalo:
             raise ConfigError(f"chunk={c.chunk}: there are {g.q_size} summed channels")
         if c.filter == "constant":
             rules.constant_fits(g, target)
-        rules.shared_fits("the core takes", _shared_bytes(g, c), target)
-        rules.grid_fits(problem, _grid_x(g, c), "more threads a block")
+        rules.shared_fits("the core takes", tiling.shared_bytes(g, c), target)
+        rules.grid_fits(problem, tiling.grid_x(g, c), "more threads a block")
 
     def default(self, problem: Conv, target: Target) -> CacheHaloConfig:
+        settled: CacheHaloConfig = descent.settled(self, problem, target, self._start(problem, target))
+        return settled
+
+    def _start(self, problem: Conv, target: Target) -> CacheHaloConfig:
         g = gather(problem)
         threads = {1: (256, 1, 1), 2: (32, 8, 1), 3: (32, 4, 2)}[problem.nd]
         tile_channel = common.largest((8, 4, 2), lambda t: g.m >= t)
@@ -141,47 +90,32 @@ class CacheHalo:
         config = CacheHaloConfig(*threads, tile_channel, min(g.q_size, 4), "constant" if uniform else "global")
         budget = min(target.shared_per_sm // 4 - target.shared_reserved, target.shared_per_block)
         for field in ("chunk", "threads_z", "threads_y", "threads_x"):
-            while _shared_bytes(g, config) > budget and getattr(config, field) > 1:
+            while tiling.shared_bytes(g, config) > budget and getattr(config, field) > 1:
                 config = CacheHaloConfig.from_mapping({field: getattr(config, field) // 2}, config)
         return config
 
     def cost(self, problem: Conv, config: CacheHaloConfig, target: Target) -> float:
-        g = gather(problem)
-        c = config
-        blocks = math.prod(core.blocks for core in _cores(g, c))
-        positions = blocks * math.prod(_block(c))
-        channel_tiles = g.groups * -(-g.m // c.tile_channel)
-        halo = math.prod(core.span for core in _cores(g, c)) - _core_elements(g, c)
-        # A read and the test for the core come to about eight instructions, shared by the channels of a thread.
-        return common.first_order_cost(
-            target,
-            flops=2 * positions * g.batch_size * channel_tiles * c.tile_channel * g.q_size * g.taps,
-            bytes_moved=problem.bytes
-            + blocks * channel_tiles * g.batch_size * g.q_size * halo * g.x.dtype.itemsize / 3,
-            threads=positions * g.batch_size * channel_tiles,
-            efficiency=0.35 * c.tile_channel / (c.tile_channel + 8),
-            launches=1 + (c.filter == "constant"),
-        )
+        return cache_halo_cost.seconds(problem, gather(problem), config, target)
 
     def lower(self, problem: Conv, config: CacheHaloConfig, target: Target) -> Plan:
         g = gather(problem)
         c = config
         taken = (operands.x(g), *operands.placed_filter(g, c.filter), *operands.epilogue(problem), operands.y(g))
-        name, grid = common.kernel_name(problem, self.name, c), (_grid_x(g, c), 1, 1)
-        launch = operands.launch(name, taken, grid, _block(c), _shared_bytes(g, c))
+        name, grid = common.kernel_name(problem, self.name, c), (tiling.grid_x(g, c), 1, 1)
+        launch = operands.launch(name, taken, grid, tiling.block(c), tiling.shared_bytes(g, c))
 
         constants = common.gather_constants(problem, g) | {
             "kernel": name,
             "params": launch.kernel.params,
             "config": str(c),
-            "cores": _cores(g, c),
-            "threads": math.prod(_block(c)),
+            "cores": tiling.cores(g, c),
+            "threads": math.prod(tiling.block(c)),
             "tile_m": c.tile_channel,
             "chunk": c.chunk,
             "filter_home": c.filter,
             "filter_elements": g.w.size,
             "planes_fastest": g.axes[-1].x_stride != 1 and g.q_size > 1,
-            "unrolled": _unrolled(g, c),
+            "unrolled": tiling.unrolled(g, c),
         }
         return Plan(
             problem, self.name, c, target,
@@ -193,18 +127,6 @@ class CacheHalo:
         )  # fmt: skip
 
 
-def _unrolled(g: Gather, c: CacheHaloConfig) -> list[str]:
-    """Axes whose tap loop is written out: from the innermost, while the body stays small."""
-    names: list[str] = []
-    terms = c.tile_channel
-    for axis in reversed(g.axes):
-        terms *= axis.taps
-        if terms > UNROLLED_TERMS:
-            break
-        names.append(axis.name)
-    return names
-
-
 def _placements(g: Gather, c: CacheHaloConfig) -> tuple[Placement, ...]:
     homes = {
         "constant": "warp-uniform: every lane reads one address, served beside the FMA",
@@ -212,7 +134,7 @@ def _placements(g: Gather, c: CacheHaloConfig) -> tuple[Placement, ...]:
     }
     return (
         Placement(
-            f"{g.x.name}, core", "shared", _shared_bytes(g, c), "every pixel of it serves most taps of the block"
+            f"{g.x.name}, core", "shared", tiling.shared_bytes(g, c), "every pixel of it serves most taps of the block"
         ),
         Placement(
             f"{g.x.name}, halo", "L1/L2", g.x.nbytes, "the core of a neighbouring block, loaded at about the same time"

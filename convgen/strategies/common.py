@@ -1,4 +1,4 @@
-"""What several strategies need alike: names, template constants, extents, alignment, a first-order cost."""
+"""What several strategies need alike: names, template constants, extents, alignment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from convgen.plan import BatchExtent, Extent, Placement
 from convgen.problem import Activation, Conv, DType, PadMode
 from convgen.space import Config
 from convgen.strategies import operands
-from convgen.target import Target
 
 SIMT_DTYPES = (DType.FP32, DType.TF32, DType.FP16, DType.BF16)
 """What the CUDA-core kernels compute: fp32 arithmetic on these storage types (TF32 problems too, more exactly)."""
@@ -138,20 +137,6 @@ def most_results(problem: Conv, g: Gather) -> int:
 def dense_pack(count: int, contiguous_stride: int, other_strides: tuple[int, ...]) -> bool:
     """True if `count` neighbours along an axis of that stride form an aligned vector at every other index."""
     return contiguous_stride == 1 and all(stride % count == 0 for stride in other_strides)
-
-
-def first_order_cost(
-    target: Target, *, flops: float, bytes_moved: float, threads: int, efficiency: float, launches: int
-) -> float:
-    """Seconds from the larger of arithmetic and traffic, a part-filled GPU, and launch overhead.
-
-    `efficiency` is the fraction of the FMA rate the inner loop can reach; `threads` those that exist, of which
-    about 512 a multiprocessor are needed to reach either rate.
-    """
-    fill = min(1.0, threads / (target.sm_count * 512))
-    arithmetic = flops / (target.peak.fp32 * efficiency * max(fill, 1e-3))
-    traffic = bytes_moved / (target.attainable.bandwidth * max(fill, 1e-2))
-    return max(arithmetic, traffic) + 3e-6 * launches
 
 
 def sums_placement(results: int) -> Placement:

@@ -7,6 +7,7 @@ registers once, and the tile is loaded with vector loads. Covers fprop and the d
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -14,14 +15,13 @@ from convgen.errors import ConfigError
 from convgen.gather import Gather, gather
 from convgen.plan import Kernel, Placement, Plan
 from convgen.problem import Conv
-from convgen.space import Space, Value
-from convgen.strategies import common, operands, rules
+from convgen.space import Space
+from convgen.strategies import common, descent, halo_tiled_cost, operands, rules
 from convgen.strategies.halo import unsuitable
 from convgen.strategies.halo_tiling import HaloTiledConfig, Tiling
 from convgen.target import Target
 
 RESULTS_A_THREAD = 128
-SECTOR_BYTES = 32
 SMALLEST = HaloTiledConfig(1, 1, 1, 1, 1, 1, 1, 1, 1, "shared", 1)
 
 
@@ -78,7 +78,7 @@ class HaloTiled:
         if c.chunk > g.q_size:
             raise ConfigError(f"chunk={c.chunk}: there are {g.q_size} summed channels")
 
-        t = Tiling(g, c)
+        t = _tiling(problem, c)
         rules.block_fits(t.threads_of_block, target)
         self._check_vector(t)
         room = target.registers_per_sm // (t.threads * c.min_blocks)
@@ -125,6 +125,10 @@ class HaloTiled:
             raise ConfigError(f"vector={v}: groups must be neighbours in {g.x.name}, the block's a multiple of it")
 
     def default(self, problem: Conv, target: Target) -> HaloTiledConfig:
+        settled: HaloTiledConfig = descent.settled(self, problem, target, self._start(problem, target))
+        return settled
+
+    def _start(self, problem: Conv, target: Target) -> HaloTiledConfig:
         g = gather(problem)
         w, h = g.axes[-1], g.axes[-2] if problem.nd > 1 else None
         channels = g.m if g.m > 1 else g.groups
@@ -144,17 +148,7 @@ class HaloTiled:
         threads_channel = _power_of_two_between(-(-channels // tile_channel), 1, spare_threads)
         config = HaloTiledConfig(threads_x, threads_y, threads_channel, tile_w, tile_h, tile_d, tile_channel,
                                  min(g.q_size, 8), 1, "shared", 1)  # fmt: skip
-        config = self._shrunk(g, config, target)
-        # A weight in constant memory can be an operand of the FMA, unless it must be converted or looked up first.
-        constant = ("constant",) * (g.q == 1 and g.w.dtype.ctype == "float")
-        values: dict[str, tuple[Value, ...]] = {"filter": constant, "vector": (8, 4, 2), "min_blocks": (4, 3, 2)}
-        for field in values:
-            for value in values[field]:
-                candidate = HaloTiledConfig.from_mapping({field: value}, config)
-                if self._passes(problem, candidate, target):
-                    config = candidate
-                    break
-        return config
+        return self._shrunk(g, config, target)
 
     def _shrunk(self, g: Gather, config: HaloTiledConfig, target: Target) -> HaloTiledConfig:
         """`config` with tiles halved until four blocks fit a multiprocessor, or one where that takes single results."""
@@ -168,42 +162,8 @@ class HaloTiled:
                 return shrunk
         return SMALLEST
 
-    def _passes(self, problem: Conv, config: HaloTiledConfig, target: Target) -> bool:
-        try:
-            self.check(problem, config, target)
-        except ConfigError:
-            return False
-        return True
-
     def cost(self, problem: Conv, config: HaloTiledConfig, target: Target) -> float:
-        g = gather(problem)
-        c = config
-        t = Tiling(g, c)
-        blocks = t.blocks * g.batch_size
-        fmas = t.results * g.taps
-        rows = math.prod(tile.reads for tile in t.tiles[:-1])
-        reads = rows * (g.axes[-1].taps // t.segment) * (t.reads_w // t.read)
-        if c.filter == "shared":
-            # Where the rows of pixels are written out, the compiler keeps a weight for all rows of results.
-            times = rows * t.results // (c.tile_w * c.tile_channel) if len(t.unrolled) < len(t.tiles) - 1 else 1
-            reads += times * c.tile_channel * g.taps // g.axes[-1].taps * t.filter_pitch // t.filter_read
-        loads = 6 * t.planes * t.rows * t.columns / (t.threads * c.vector * c.chunk)
-        run = t.planes * g.x.dtype.itemsize if t.planes_fastest else SECTOR_BYTES
-        wasted = max(SECTOR_BYTES // run, 1)
-        loaded = wasted * blocks * g.q_size * t.block_g * t.rows * t.columns * g.x.dtype.itemsize
-        resident = min(target.shared_per_sm // (t.shared_bytes + target.shared_reserved), target.max_blocks_per_sm)
-        # Measured on an H200: what is left of the FMA rate with and without another block to hide the loads behind.
-        overlap = 0.7 if min(resident, c.min_blocks) > 1 else 0.45
-        computed = blocks * t.threads * t.results * 2 * g.taps * g.q_size
-        return common.first_order_cost(
-            target,
-            flops=computed,
-            # The halo is read again by the neighbouring block, mostly from L2 at about three times the rate.
-            bytes_moved=wasted * problem.bytes + max(loaded - wasted * g.x.nbytes, 0) / 3,
-            threads=blocks * t.threads,
-            efficiency=overlap * fmas / (fmas + 4 * reads + loads),
-            launches=1 + (c.filter == "constant"),
-        )
+        return halo_tiled_cost.seconds(problem, _tiling(problem, config), target)
 
     def lower(self, problem: Conv, config: HaloTiledConfig, target: Target) -> Plan:
         g = gather(problem)
@@ -263,6 +223,12 @@ class HaloTiled:
             "store": store,
             "store_count": store_count,
         }
+
+
+@functools.lru_cache(maxsize=64)
+def _tiling(problem: Conv, config: HaloTiledConfig) -> Tiling:
+    """Remembered, since what passes `check` is asked for its `cost` next."""
+    return Tiling(gather(problem), config)
 
 
 def _reuse(t: Tiling) -> str:

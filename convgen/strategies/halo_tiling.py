@@ -20,6 +20,10 @@ BYTES_IN_FLIGHT = 160
 ROW_REGISTERS = 32
 UNROLLED_TERMS, UNROLLED_TERMS_OF_CHANNELS = 4096, 1024
 
+Reads = tuple[tuple[int, int, int], int, int, int, int]
+"""How a block reads its tile: its threads, elements a read, elements between neighbours along x, rows between those
+along y and along z."""
+
 
 @dataclass(frozen=True)
 class HaloTiledConfig(Config):
@@ -62,36 +66,36 @@ class Tiling:
     g: Gather
     c: HaloTiledConfig
 
-    @property
+    @cached_property
     def per_group(self) -> bool:
         """True if groups play the part of result channels, because each has one."""
         return self.g.m == 1
 
-    @property
+    @cached_property
     def block_g(self) -> int:
         return self.c.threads_channel if self.per_group else 1
 
-    @property
+    @cached_property
     def block_m(self) -> int:
         return 1 if self.per_group else self.c.threads_channel * self.c.tile_channel
 
-    @property
+    @cached_property
     def threads_of_block(self) -> tuple[int, int, int]:
         return self.c.threads_x, self.c.threads_y, self.c.threads_channel
 
-    @property
+    @cached_property
     def threads(self) -> int:
         return math.prod(self.threads_of_block)
 
-    @property
+    @cached_property
     def planes(self) -> int:
         return self.block_g * self.c.chunk
 
-    @property
+    @cached_property
     def buffers(self) -> int:
         return 2 if self.g.q_size > self.c.chunk else 1
 
-    @property
+    @cached_property
     def planes_fastest(self) -> bool:
         """True if channels, not columns, are neighbours in x."""
         return self.g.axes[-1].x_stride != 1
@@ -107,26 +111,26 @@ class Tiling:
         last = self.g.axes[-1]
         return (self.c.tile_w - 1) * last.step + (segment - 1) * abs(last.spread) + 1
 
-    @property
+    @cached_property
     def lead(self) -> int:
         """Columns loaded ahead of the first that is needed, so that vector loads are aligned."""
         last = self.g.axes[-1]
         before = (last.taps - 1) * max(-last.spread, 0)
         return 0 if self.planes_fastest else (-last.offset - before) % self.c.vector
 
-    @property
+    @cached_property
     def skip(self) -> int:
         """Pixels a thread reads ahead of the first that it needs, so that its vector reads are aligned."""
         return self.lead % self.read
 
-    @property
+    @cached_property
     def read(self) -> int:
         """Elements of a vector read from the tile: a multiple of it lies between the rows of threads and segments."""
         last = self.g.axes[-1]
         starts = [self.c.tile_w * last.step] + [self.segment * abs(last.spread)] * (self.segment < last.taps)
         return common.power_dividing(math.gcd(*starts), 4)
 
-    @property
+    @cached_property
     def reads_w(self) -> int:
         return -(-(self.skip + self._row(self.segment)) // self.read) * self.read
 
@@ -151,45 +155,53 @@ class Tiling:
         """Elements from row to row, so that the first warp's reads have few bank conflicts."""
         step = max(self.read, 1 if self.planes_fastest else min(self.c.vector, 4))
         start = -(-self.columns // step) * step
+        return _least_conflicting(range(start, start + BANKS, step), *self._reads)
+
+    @cached_property
+    def conflicts(self) -> int:
+        """Words that the busiest bank delivers, one after the other, for a read of the first warp."""
+        return _conflicts(self.pitch, *self._reads)
+
+    @cached_property
+    def _reads(self) -> Reads:
         rows = self.tiles[-2] if len(self.tiles) > 1 else None
-        return _least_conflicting(
-            range(start, start + BANKS, step),
-            threads=self.threads_of_block,
-            read=self.read,
-            across=self.c.tile_w * self.g.axes[-1].step,
-            rows_down=rows.tile * rows.axis.step if rows else 0,
-            rows_deep=self.c.chunk * self.rows if self.per_group else 0,
+        return (
+            self.threads_of_block,
+            self.read,
+            self.c.tile_w * self.g.axes[-1].step,
+            rows.tile * rows.axis.step if rows else 0,
+            self.c.chunk * self.rows if self.per_group else 0,
         )
 
-    @property
+    @cached_property
     def rows(self) -> int:
         return math.prod(t.span for t in self.tiles[:-1])
 
-    @property
+    @cached_property
     def plane(self) -> int:
         """Elements from plane to plane, a multiple of 4 so that what follows the tile is aligned."""
         return -(-self.rows * self.pitch // 4) * 4
 
-    @property
+    @cached_property
     def line(self) -> int:
         """Loads of a line: a row of pixels, with all planes where channels are neighbours."""
         return self.columns * (self.planes if self.planes_fastest else 1) // self.c.vector
 
-    @property
+    @cached_property
     def lines(self) -> int:
         return self.rows * (1 if self.planes_fastest else self.planes)
 
-    @property
+    @cached_property
     def across(self) -> int:
         """Threads that load a line together."""
         return min(self.line, self.threads)
 
-    @property
+    @cached_property
     def down(self) -> int:
         """Lines loaded at a time."""
         return self.threads // self.across
 
-    @property
+    @cached_property
     def in_flight(self) -> int:
         """Loads a thread has under way at a time: all it does for a tile, or equal parts of it."""
         rounds = -(-self.lines // self.down)
@@ -198,19 +210,19 @@ class Tiling:
         most = min(10, nbytes // (self.c.vector * self.g.x.dtype.itemsize))
         return -(-rounds // -(-rounds // most))
 
-    @property
+    @cached_property
     def results(self) -> int:
         """Results of a thread."""
         return self.c.tile_channel * math.prod(t.tile for t in self.tiles)
 
-    @property
+    @cached_property
     def registers(self) -> int:
         """What a thread needs at least: its sums, a row of pixels, a row of taps or the loads in flight, addresses."""
         loads = self.in_flight * (self.c.vector * self.g.x.dtype.itemsize // 4 + 2) if self.buffers > 1 else 0
         weights = self.segment if self.c.filter == "shared" else 0
         return self.results + max(self.reads_w + weights, loads) + 12
 
-    @property
+    @cached_property
     def filter_read(self) -> int:
         taps = self.g.axes[-1].taps
         return (
@@ -219,32 +231,32 @@ class Tiling:
             else min(4, common.power_of_two_at_least(taps))
         )
 
-    @property
+    @cached_property
     def filter_pitch(self) -> int:
         """Elements from one row of taps to the next in shared memory."""
         return -(-self.g.axes[-1].taps // self.filter_read) * self.filter_read
 
-    @property
+    @cached_property
     def filter_chunk(self) -> int:
         """Elements of the block's filter in shared memory, for one chunk."""
         taps = self.g.taps // self.g.axes[-1].taps * self.filter_pitch
         return self.block_g * self.block_m * self.c.chunk * taps if self.c.filter == "shared" else 0
 
-    @property
+    @cached_property
     def shared_bytes(self) -> int:
         return 4 * self.buffers * (self.planes * self.plane + self.filter_chunk)
 
-    @property
+    @cached_property
     def blocks(self) -> int:
         """Blocks of one batch element."""
         channel_blocks = -(-self.g.groups // self.block_g) * -(-self.g.m // self.block_m)
         return channel_blocks * math.prod(t.blocks for t in self.tiles)
 
-    @property
+    @cached_property
     def grid_x(self) -> Extent:
         return common.per_batch(self.g, self.blocks * self.g.batch_size)
 
-    @property
+    @cached_property
     def unrolled(self) -> list[str]:
         """Outer axes whose loop over rows of pixels is written out: from the innermost, while the body stays small."""
         names: list[str] = []
@@ -258,7 +270,7 @@ class Tiling:
             names.append(t.axis.name)
         return names
 
-    @property
+    @cached_property
     def store(self) -> tuple[str, int]:
         """What a store writes, "channels" or "positions" that are neighbours in y, and how many."""
         g, widest = self.g, 16 // self.g.y.dtype.itemsize
@@ -274,21 +286,20 @@ class Tiling:
 
 
 @functools.lru_cache(maxsize=8192)
-def _least_conflicting(
-    pitches: range, *, threads: tuple[int, int, int], read: int, across: int, rows_down: int, rows_deep: int
-) -> int:
+def _least_conflicting(pitches: range, *reads: *Reads) -> int:
     """The first pitch whose product with the bank conflicts of the first warp's reads is the least."""
     best, least = pitches.start, math.inf
     for pitch in pitches:
         # Without any conflict the product is the pitch itself, so that no larger one is less.
         if pitch >= least:
             break
-        product = pitch * _conflicts(pitch, threads, read, across, rows_down, rows_deep)
+        product = pitch * _conflicts(pitch, *reads)
         if product < least:
             best, least = pitch, product
     return best
 
 
+@functools.lru_cache(maxsize=8192)
 def _conflicts(
     pitch: int, threads: tuple[int, int, int], read: int, across: int, rows_down: int, rows_deep: int
 ) -> int:

@@ -10,8 +10,6 @@ added in a fixed order at the end (wgrad).
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from dataclasses import dataclass
 from typing import Any
 
 from convgen.errors import ConfigError
@@ -27,70 +25,20 @@ from convgen.plan import (
     ScalarArg,
     Step,
     WorkspaceArg,
-    extent_at,
 )
 from convgen.problem import Conv
-from convgen.space import Config, Space
-from convgen.strategies import common, matrix_form, operands, partial_sums, rules
+from convgen.space import Space
+from convgen.strategies import common, descent, im2col_cost, matrix_form, operands, partial_sums, rules
+from convgen.strategies import im2col_tiling as tiling
+from convgen.strategies.im2col_tiling import MAX_COLUMNS, PACK, Chunks, Im2colConfig
 from convgen.strategies.operands import Operand
 from convgen.target import Target
 
 THREADS = 256
 """Threads a block of the unrolling."""
-PACK = 4
-"""Elements an aligned access of the unrolled matrix brings."""
-SKEW = 4
-"""Floats between the rows of a tile in shared memory, kSkew in device/tile.cuh."""
 MAX_CHUNKS = 1024
 MAX_MATRIX_BYTES = 1 << 40
 MAX_SPLITS = 64
-MAX_COLUMNS = 1 << 30
-
-
-@dataclass(frozen=True)
-class Im2colConfig(Config):
-    """How the matrix is laid out and how the product is tiled."""
-
-    patches: str
-    """"rows": a patch is contiguous; "columns": neighbouring patches are; "in_place": x is the matrix already."""
-    block_m: int
-    block_n: int
-    block_k: int
-    """Result channels, columns and terms of a block's tiles."""
-    thread_m: int
-    thread_n: int
-    split_k: int
-    """Parts of the sum that run in parallel, added in a fixed order by a third kernel."""
-    workspace_mib: int
-    """The most the unrolled matrix may take, and the partial results."""
-
-    @property
-    def threads(self) -> int:
-        return self.block_m // self.thread_m * (self.block_n // self.thread_n)
-
-    @property
-    def workspace_bytes(self) -> int:
-        return self.workspace_mib << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Chunks:
-    """The part of the matrix that is unrolled at a time: the columns of `batch` elements by `rows` of the outermost
-    axis, and `terms` of their terms."""
-
-    batch: int | None
-    """None: the whole of a runtime batch."""
-    rows: int
-    out: int
-    """Columns of one batch element."""
-    terms: int
-    """A multiple of block_k; the last chunk is filled with zeros."""
-    starts: tuple[tuple[int, int, int], ...]
-    """First element, first row and first term of each chunk."""
-    parts: int
-    """Chunks that add to the same results."""
-    columns: int
-    """At the largest batch, in whole packs."""
 
 
 class Im2col:
@@ -159,16 +107,16 @@ class Im2col:
             raise ConfigError(f"block {c.block_m} x {c.block_n} of threads' {c.thread_m} x {c.thread_n}: a warp is "
                               "4 x 8 threads, so that its shared loads have no bank conflict")  # fmt: skip
         rules.block_fits((c.threads, 1, 1), target)
-        registers = _registers(g, c)
+        registers = tiling.registers(g, c)
         limit = min(target.max_registers_per_thread, target.registers_per_sm // c.threads)
         if registers > limit:
             raise ConfigError(f"thread_m={c.thread_m}, thread_n={c.thread_n}, block_k={c.block_k}: sums, operands and "
                               f"elements under way take about {registers} registers, a thread has {limit}")  # fmt: skip
-        rules.shared_fits("tiles take", _shared_bytes(c), target)
+        rules.shared_fits("tiles take", tiling.shared_bytes(c), target)
         self._check_sizes(problem, g, c)
 
     def _check_sizes(self, problem: Conv, g: Gather, c: Im2colConfig) -> None:
-        chunks = _chunks(problem, g, c)
+        chunks = tiling.chunks(problem, g, c)
         if c.split_k > MAX_SPLITS:
             raise ConfigError(f"split_k={c.split_k}: at most {MAX_SPLITS}, every part is written and read once more")
         if c.split_k > chunks.terms // c.block_k:
@@ -182,9 +130,13 @@ class Im2col:
         partial = 4 * parts * common.most_results(problem, g)
         if parts > 1 and partial > c.workspace_bytes:
             raise ConfigError(f"split_k={c.split_k}: partial results of {partial} bytes pass {c.workspace_mib} MiB")
-        rules.grid_fits(problem, _column_tiles(g, c, chunks, _channel_tiles(g, c)), "larger tiles")
+        rules.grid_fits(problem, tiling.column_tiles(g, c, chunks, tiling.channel_tiles(g, c)), "larger tiles")
 
     def default(self, problem: Conv, target: Target) -> Im2colConfig:
+        settled: Im2colConfig = descent.settled(self, problem, target, self._start(problem, target))
+        return settled
+
+    def _start(self, problem: Conv, target: Target) -> Im2colConfig:
         g = gather(problem)
         columns = g.batch_size * g.out
         block_m = min(max(common.power_of_two_at_least(g.m), 4), 128)
@@ -201,35 +153,18 @@ class Im2col:
         block_k = 8 if g.x.dtype.itemsize == 4 else 16
         config = Im2colConfig(patches, block_m, block_n, block_k, max(block_m // 16, 1), block_n // 16, 1, 256)
         config = _with_room(problem, g, config)
-        chunks = _chunks(problem, g, config)
+        chunks = tiling.chunks(problem, g, config)
         wanted = min(-(-2 * target.sm_count // blocks()), MAX_SPLITS, max(chunks.terms // 128, 1))
         affordable = config.workspace_bytes // (4 * chunks.parts * common.most_results(problem, g))
         return dataclasses.replace(config, split_k=common.power_of_two_at_most(min(wanted, affordable)))
 
     def cost(self, problem: Conv, config: Im2colConfig, target: Target) -> float:
-        g = gather(problem)
-        c = config
-        chunks = _chunks(problem, g, c)
-        tiles = len(chunks.starts) * extent_at(_column_tiles(g, c, chunks, _channel_tiles(g, c)), g.typical_batch)
-        parts = c.split_k * chunks.parts
-        matrix = g.groups * chunks.terms * chunks.parts * g.batch_size * g.out * g.x.dtype.itemsize
-        unrolled = 0 if c.patches == "in_place" else 2 * matrix
-        tile_loads = tiles * (c.block_m + c.block_n) * chunks.terms * g.x.dtype.itemsize
-        partial = 8 * parts * g.y.size if parts > 1 else 0
-        sums, loaded = c.thread_m * c.thread_n, c.thread_m + c.thread_n
-        return common.first_order_cost(
-            target,
-            flops=2.0 * tiles * c.block_m * c.block_n * chunks.terms,
-            bytes_moved=problem.bytes + max(unrolled, unrolled / 2 + tile_loads / 4) + partial,
-            threads=tiles * c.threads * c.split_k // len(chunks.starts),
-            efficiency=min(0.75, sums / (sums + 2 * loaded)),
-            launches=len(chunks.starts) * (1 + (c.patches != "in_place")) + (parts > 1),
-        )
+        return im2col_cost.seconds(problem, gather(problem), config, target)
 
     def lower(self, problem: Conv, config: Im2colConfig, target: Target) -> Plan:
         g = gather(problem)
         c = config
-        chunks = _chunks(problem, g, c)
+        chunks = tiling.chunks(problem, g, c)
         parts = c.split_k * chunks.parts
         unrolls = [self._unroll(problem, g, c, chunks, start) for start in chunks.starts]
         gemms = [self._gemm(problem, g, c, chunks, start) for start in chunks.starts]
@@ -265,14 +200,14 @@ class Im2col:
         split = c.split_k * chunks.parts > 1
         stored = (partial_sums.STORED,) if split else (*operands.epilogue(problem), operands.y(g))
         taken = (matrix, operands.w(g), *stored, *operands.runtime_batch(g), *_place(chunks, start))
-        grid = (_column_tiles(g, c, chunks, _channel_tiles(g, c)), c.split_k, 1)
+        grid = (tiling.column_tiles(g, c, chunks, tiling.channel_tiles(g, c)), c.split_k, 1)
         name = common.kernel_name(problem, self.name, c, "gemm")
-        return operands.launch(name, taken, grid, (c.threads, 1, 1), _shared_bytes(c))
+        return operands.launch(name, taken, grid, (c.threads, 1, 1), tiling.shared_bytes(c))
 
     def _constants(
         self, problem: Conv, g: Gather, c: Im2colConfig, chunks: Chunks, target: Target, unroll: Launch, gemm: Launch
     ) -> dict[str, Any]:
-        along_terms, x_pack = _matrix_access(g, c, chunks)
+        along_terms, x_pack = tiling.matrix_access(g, c, chunks)
         filter_along_terms, filter_pack = matrix_form.filter_access(g)
         unrolled = common.largest_extent(problem, _unroll_blocks(g, chunks)) * THREADS * PACK
         partial = c.split_k * chunks.parts * common.most_results(problem, g) + partial_sums.THREADS
@@ -298,46 +233,18 @@ class Im2col:
             "thread_m": c.thread_m,
             "thread_n": c.thread_n,
             "threads": c.threads,
-            "resident": _resident(g, c, target),
+            "resident": tiling.resident(g, c, target),
             "splits": c.split_k,
             "along_terms": along_terms,
             "x_pack": x_pack,
             "filter_along_terms": filter_along_terms,
             "filter_pack": filter_pack,
             "filter_step": matrix_form.filter_step(g),
-            "store": _store(g, c, chunks)[0],
+            "store": tiling.store(g, c, chunks)[0],
         }
 
 
 # --- chunks ------------------------------------------------------------------------------------------
-
-
-def _chunks(problem: Conv, g: Gather, c: Im2colConfig) -> Chunks:
-    most = g.batch if g.batch is not None else problem.max_batch or problem.typical_batch
-    rows, width = g.axes[0].out, g.out // g.axes[0].out
-    terms, columns = g.q_size * g.taps, most * g.out
-    room = c.workspace_bytes // (g.groups * g.x.dtype.itemsize)
-    if c.patches == "in_place":
-        room = 4 * MAX_COLUMNS**2  # nothing is written, so one chunk will do
-    if g.batch is not None and terms > columns:
-        steps, step = -(-terms // c.block_k), c.block_k * -(-columns // PACK) * PACK
-        _require(c, room // step, f"{c.block_k} terms of all columns", g.groups * step * g.x.dtype.itemsize)
-        chunk_rows, chunk_batch, chunk_terms = rows, most, c.block_k * _even(steps, room // step)
-    else:
-        chunk_terms = -(-terms // c.block_k) * c.block_k
-        room = room // chunk_terms // PACK * PACK
-        row = width * (most if g.batch is None else 1)
-        what = "a row of the whole batch" if g.batch is None else "a row of one element"
-        _require(c, room // row, what, g.groups * chunk_terms * row * g.x.dtype.itemsize)
-        chunk_rows = _even(rows, room // row)
-        chunk_batch = most if g.batch is None else _even(most, max(room // g.out, 1))
-    starts = tuple(
-        itertools.product(range(0, most, chunk_batch), range(0, rows, chunk_rows), range(0, terms, chunk_terms))
-    )
-    out = chunk_rows * width
-    padded = -(-chunk_batch * out // PACK) * PACK
-    batch = None if g.batch is None else chunk_batch
-    return Chunks(batch, chunk_rows, out, chunk_terms, starts, -(-terms // chunk_terms), padded)
 
 
 def _place(chunks: Chunks, start: tuple[int, int, int]) -> tuple[Operand, ...]:
@@ -349,25 +256,14 @@ def _place(chunks: Chunks, start: tuple[int, int, int]) -> tuple[Operand, ...]:
 def _matrix(g: Gather, c: Im2colConfig, chunks: Chunks) -> tuple[Buffer, ...]:
     if c.patches == "in_place":
         return ()
-    return (Buffer("columns", _column_packs(chunks, g.groups * chunks.terms * PACK * g.x.dtype.itemsize)),)
-
-
-def _require(c: Im2colConfig, fits: int, what: str, nbytes: int) -> None:
-    if fits < 1:
-        raise ConfigError(f"workspace_mib={c.workspace_mib}: {what} already unrolls into {nbytes} bytes")
-
-
-def _even(total: int, most: int) -> int:
-    """The size of the fewest equal parts of at most `most` that `total` splits into."""
-    parts = -(-total // max(most, 1))
-    return -(-total // parts)
+    return (Buffer("columns", tiling.column_packs(chunks, g.groups * chunks.terms * PACK * g.x.dtype.itemsize)),)
 
 
 def _with_room(problem: Conv, g: Gather, c: Im2colConfig) -> Im2colConfig:
     """The config with its cap doubled until a chunk fits, and the chunks and the partial results are few enough."""
     while True:
         try:
-            chunks = _chunks(problem, g, c)
+            chunks = tiling.chunks(problem, g, c)
         except ConfigError:
             pass
         else:
@@ -377,70 +273,20 @@ def _with_room(problem: Conv, g: Gather, c: Im2colConfig) -> Im2colConfig:
         c = dataclasses.replace(c, workspace_mib=2 * c.workspace_mib)
 
 
-def _column_tiles(g: Gather, c: Im2colConfig, chunks: Chunks, scale: int) -> Extent:
-    """`scale` for every tile of a chunk's columns."""
-    if chunks.batch is None:
-        return BatchExtent(chunks.out, c.block_n, scale)
-    return scale * -(-chunks.batch * chunks.out // c.block_n)
-
-
-def _column_packs(chunks: Chunks, scale: int) -> Extent:
-    """`scale` for every pack of a chunk's columns."""
-    return BatchExtent(chunks.out, PACK, scale) if chunks.batch is None else scale * (chunks.columns // PACK)
-
-
 def _unroll_blocks(g: Gather, chunks: Chunks) -> Extent:
     if chunks.batch is None:
         return BatchExtent(g.groups * chunks.terms * -(-chunks.out // PACK), THREADS)
     return -(-g.groups * chunks.terms * chunks.columns // (PACK * THREADS))
 
 
-def _channel_tiles(g: Gather, c: Im2colConfig) -> int:
-    return g.groups * -(-g.m // c.block_m)
-
-
-def _registers(g: Gather, c: Im2colConfig) -> int:
-    """About what a thread of the product needs: sums, a row of operands, elements under way, addresses."""
-    under_way = -(-(c.block_m + c.block_n) * c.block_k * g.x.dtype.itemsize // (4 * c.threads))
-    return c.thread_m * c.thread_n + c.thread_m + c.thread_n + under_way + 40
-
-
-def _resident(g: Gather, c: Im2colConfig, target: Target) -> int:
-    """Blocks of the product that a multiprocessor shall have room for: what the compiler allots registers by."""
-    threads = min(target.registers_per_sm // _registers(g, c), target.max_threads_per_sm)
-    blocks = min(threads // c.threads, target.shared_per_sm // (_shared_bytes(c) + target.shared_reserved))
-    return min(max(blocks, 1), target.max_blocks_per_sm)
-
-
-def _shared_bytes(c: Im2colConfig) -> int:
-    return 2 * 4 * c.block_k * (c.block_m + c.block_n + 2 * SKEW)
-
-
 # --- accesses ----------------------------------------------------------------------------------------
-
-
-def _matrix_access(g: Gather, c: Im2colConfig, chunks: Chunks) -> tuple[bool, int]:
-    """Whether packs of the matrix run along the terms, and how many elements a read of x brings."""
-    if c.patches == "in_place":
-        return matrix_form.matrix_access(g, chunks.batch or 1, chunks.rows)
-    return c.patches == "rows", matrix_form.channel_pack(g) if c.patches == "rows" else 1
-
-
-def _store(g: Gather, c: Im2colConfig, chunks: Chunks) -> tuple[str, int]:
-    """What a store writes, "channels" or "positions" that are neighbours in y or else "elements", and how many."""
-    if c.split_k * chunks.parts == 1:
-        if matrix_form.channels_stored_together(g, min(c.thread_m, PACK)):
-            return "channels", min(c.thread_m, PACK)
-        if matrix_form.columns_stored_together(g, min(c.thread_n, PACK), chunks.batch or 1, chunks.rows):
-            return "positions", min(c.thread_n, PACK)
-    return "elements", 1
 
 
 def _alignment(g: Gather, c: Im2colConfig, chunks: Chunks) -> dict[str, int]:
     packs = (
-        (g.x, _matrix_access(g, c, chunks)[1]),
+        (g.x, tiling.matrix_access(g, c, chunks)[1]),
         (g.w, matrix_form.filter_access(g)[1]),
-        (g.y, _store(g, c, chunks)[1]),
+        (g.y, tiling.store(g, c, chunks)[1]),
     )
     return {spec.name: pack * spec.dtype.itemsize for spec, pack in packs if pack > 1}
 
@@ -453,7 +299,7 @@ def _placements(g: Gather, c: Im2colConfig, chunks: Chunks) -> tuple[Placement, 
         Placement(g.x.name, "L1/L2", g.x.nbytes, "read once a tap; neighbouring patches overlap in L1 and L2"),
         *((unrolled,) if c.patches != "in_place" else ()),
         Placement(g.w.name, "L1/L2", g.w.nbytes, "every block of a row of tiles reads the same part"),
-        Placement("tiles", "shared", _shared_bytes(c),
+        Placement("tiles", "shared", tiling.shared_bytes(c),
                   "fp32, two of each operand: one is filled while the other is multiplied"),
         common.sums_placement(c.thread_m * c.thread_n),
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from convgen.errors import ConfigError
 from convgen.problem import Conv
-from convgen.space import Config, Value
+from convgen.space import Config, Value, is_number
 from convgen.strategies import Strategy
 from convgen.target import Target
 
@@ -120,24 +120,12 @@ class Domain:
 
     def neighbours(self, config: Config) -> Iterator[Config]:
         """Legal configs of the box that differ in one field, in any way."""
-        yield from filter(self.legal, self._moved(config))
+        moved = (other for name in self._names for other in self._space.neighbours(config, name))
+        return filter(self.legal, moved)
 
     def exchanges(self, config: Config) -> Iterator[Config]:
-        """Legal configs where one number is a step larger and another a step smaller: the same product, elsewhere."""
-        values = [getattr(config, name) for name in self._names]
-        up, down = [], []
-        for i, choices in enumerate(self._choices):
-            numbers = sorted(v for v in choices if _is_number(v))
-            if values[i] in numbers:
-                at = numbers.index(values[i])
-                up += [(i, v) for v in numbers[at + 1 : at + 2]]
-                down += [(i, v) for v in numbers[max(at - 1, 0) : at]]
-        for (i, larger), (j, smaller) in itertools.product(up, down):
-            if i != j:
-                changed = self._with(self._with(values, i, larger), j, smaller)
-                moved = self._space.config_type(*changed)
-                if self.legal(moved):
-                    yield moved
+        """Legal configs where a step is exchanged between two numbers."""
+        return filter(self.legal, self._space.exchanges(config))
 
     def draw(self, rng: random.Random, seen: Iterable[Config]) -> Config | None:
         """One of the legal configs of the box that are not in `seen`, each equally likely; None if none is found."""
@@ -171,17 +159,6 @@ class Domain:
                 break
             place = best
 
-    def _moved(self, config: Config) -> Iterator[Config]:
-        values = [getattr(config, name) for name in self._names]
-        for i, choices in enumerate(self._choices):
-            for value in choices:
-                if value != values[i]:
-                    yield self._space.config_type(*self._with(values, i, value))
-
-    @staticmethod
-    def _with(values: Sequence[Value], i: int, value: Value) -> list[Value]:
-        return [*values[:i], value, *values[i + 1 :]]
-
     def _point(self, index: int) -> Config:
         values = []
         for choices in reversed(self._choices):
@@ -197,7 +174,7 @@ class Domain:
         row = []
         for name, choices in zip(self._names, self._choices, strict=True):
             value = getattr(config, name)
-            if all(map(_is_number, choices)):
+            if all(map(is_number, choices)):
                 row.append(math.log2(max(value, 0.5)))
             else:
                 row += [float(value == choice) for choice in choices]
@@ -218,7 +195,3 @@ class Domain:
         rows = np.asarray(self._rows).reshape(len(self.pool), -1 if self.pool else len(center))
         digits = np.asarray(self._digits, dtype=np.int64).reshape(len(self.pool), len(self._names))
         return (rows - center) / scale, digits, np.asarray(self._costs)
-
-
-def _is_number(value: Value) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -9,13 +9,16 @@ from typing import Any, Literal
 
 from convgen.errors import ConvgenError, NotApplicableError, ProblemError, UsageError
 from convgen.lowering import applicable, lower
+from convgen.plan import Plan
 from convgen.problem import Conv
+from convgen.render import render
 from convgen.space import Config
-from convgen.strategies import Strategy
+from convgen.strategies import Strategy, all_strategies
 from convgen.target import Target
+from convgen.tuner.builder import Backend, program_key
 from convgen.tuner.keys import task_of, toolchains
 from convgen.tuner.neighbours import FARTHEST, distance
-from tuning_db import Layers, Trial
+from tuning_db import Layers, Toolchain, Trial
 
 Origin = Literal["tuned", "stale", "neighbour", "predicted"]
 
@@ -27,7 +30,7 @@ WORSE = 1.5
 class Decision:
     """A strategy and config that pass `check`, and why they were taken.
 
-    tuned      the winner of this very problem and GPU, by code as it is now
+    tuned      the winner of this very problem and GPU, the same program as today's code makes
     stale      the same, by code or a compiler that has changed since
     neighbour  the winner of a similar problem on the same GPU
     predicted  the default that the cost model thinks fastest
@@ -76,10 +79,10 @@ def decide(
 
 def ranked(problem: Conv, target: Target, layers: Layers | None, *, simulated: bool = False) -> Iterator[Decision]:
     """Every decision there is, best first; the last ones are the defaults of all strategies that apply."""
-    strategies = applicable(problem, target)
     if layers is not None:
-        yield from known(problem, target, layers, strategies, simulated=simulated)
-    for strategy in strategies:
+        # Asked first: ordering the defaults takes longer than finding a winner.
+        yield from known(problem, target, layers, all_strategies(), simulated=simulated)
+    for strategy in applicable(problem, target):
         yield Decision(strategy, strategy.default(problem, target), "predicted")
 
 
@@ -87,12 +90,23 @@ def known(
     problem: Conv, target: Target, layers: Layers, strategies: Sequence[Strategy], *, simulated: bool = False
 ) -> Iterator[Decision]:
     """What has been tuned, best first: the problem's own winner, then those of similar problems."""
-    found = layers.winner(task_of(problem, target, simulated=simulated), toolchains(strategies))
+    current = toolchains(strategies)
+    found = layers.winner(task_of(problem, target, simulated=simulated), current)
     if found is not None:
         choice = restored(found.trial, problem, strategies, target)
         if choice is not None:
-            yield Decision(*choice, "tuned" if found.tier == "trusted" else "stale", found.trial)
+            trusted = found.tier == "trusted" or _is_same_program(
+                found.trial, lower(problem, *choice, target), current[choice[0].name], "sim" if simulated else "cuda"
+            )
+            yield Decision(*choice, "tuned" if trusted else "stale", found.trial)
     yield from _neighbours(problem, target, layers, strategies, simulated)
+
+
+def _is_same_program(trial: Trial, plan: Plan, current: Toolchain, backend: Backend) -> bool:
+    """Whether older code made what today's makes: a strategy's files change more often than its kernels."""
+    if (trial.toolchain.compiler, trial.toolchain.protocol) != (current.compiler, current.protocol):
+        return False
+    return bool(trial.source_key) and trial.source_key == program_key(plan, render(plan), backend)
 
 
 def restored(
@@ -100,7 +114,7 @@ def restored(
 ) -> tuple[Strategy, Config] | None:
     """A stored config, checked as a proposal would be; None, with one warning, if it is not legal here."""
     strategy = next((s for s in strategies if s.name == trial.strategy), None)
-    if strategy is None:
+    if strategy is None or strategy.why_not(problem, target) is not None:
         return None
     try:
         config = strategy.space(problem, target).config_type.from_mapping(trial.config)
@@ -137,6 +151,8 @@ def _neighbours(
 
 def _legal(strategy: Strategy, values: Mapping[str, Any], problem: Conv, target: Target) -> Config | None:
     # That a neighbour's config does not fit is no fault of the database's.
+    if strategy.why_not(problem, target) is not None:
+        return None
     try:
         config = strategy.space(problem, target).config_type.from_mapping(values)
         strategy.check(problem, config, target)

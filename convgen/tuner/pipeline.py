@@ -107,6 +107,7 @@ class Pipeline:
         self._sources: set[str] = set()
         self._random: list[float] = []
         self._unrecorded: list[Trial] = []
+        self._clocks: dict[str, dict[str, float | None]] = {}
         self._since_gain = 0
         self._ready = False
         self._began = 0.0
@@ -124,6 +125,7 @@ class Pipeline:
                 ready = starter.submit(self._runner.start, self._of.problem, self._of.seed)
                 self._search(ready, cancelled, progress)
             self._settle()
+            self._clocks["after"] = _clocks(self._runner)
             outcome = "interrupted" if cancelled.is_set() else "finished"
         finally:
             result = self._result(outcome)
@@ -151,6 +153,7 @@ class Pipeline:
                 if not self._ready:
                     ready.result()
                     self._ready, self._began = True, time.monotonic()
+                    self._clocks["before"] = _clocks(self._runner)
                 if not waiting or cancelled.is_set() or self._is_over():
                     break
                 built, _ = wait(waiting, timeout=self._patience(), return_when=FIRST_COMPLETED)
@@ -337,7 +340,9 @@ class Pipeline:
         summary: dict[str, Any] = {
             "statuses": dict(result.statuses),
             "seconds": round(result.seconds, 3),
+            "random_draws": result.random_draws,
             "random_baseline": result.random_baseline,
+            "clocks": self._clocks,
         }
         return replace(self._run, finished=_now(), outcome=result.outcome, summary=summary)
 
@@ -349,6 +354,11 @@ class Pipeline:
             self._of.database.record_run(run)
         if trials:
             self._of.database.record(trials)
+
+
+def _clocks(runner: Runner) -> dict[str, float | None]:
+    info = runner.info()
+    return {} if info is None else {"sm_mhz": info.sm_mhz, "celsius": info.celsius}
 
 
 def _untuned(of: Assignment) -> Candidate:

@@ -39,6 +39,13 @@ class Record:
         return min(self.measured.values(), default=math.inf)
 
     @property
+    def bias(self) -> float:
+        """The median of what the log of the predicted seconds lacks; 0 before the first success."""
+        cost = self.domain.cost
+        lacks = [value - cost[place] for place, value in self.measured.items() if value < math.inf]
+        return float(np.median(lacks)) if lacks else 0.0
+
+    @property
     def ranked(self) -> list[int]:
         """Places measured with success, fastest first."""
         return sorted((p for p, value in self.measured.items() if value < math.inf), key=self.measured.__getitem__)
@@ -77,11 +84,17 @@ class Record:
                 self.domain.add(self.domain.exchanges(self.domain.pool[near]))
 
 
+def loss(slower: Array) -> Array:
+    """What being that much slower than the best, in logs of seconds, counts; 0 for no slower."""
+    result: Array = CLOSE * np.log1p(np.maximum(slower, 0.0) / CLOSE)
+    return result
+
+
 def losses(record: Record, best: float) -> Array:
-    """For each measured config, in order, how much it loses to `best` (log of seconds): 0 as fast, FAILED a failure."""
+    """For each measured config, in order, its loss to `best` (log of seconds); a failure's is FAILED or the worst."""
     values = np.array(list(record.measured.values()))
     failed = np.isinf(values)
-    lost = CLOSE * np.log1p(np.maximum(values[~failed] - best, 0.0) / CLOSE)
+    lost = loss(values[~failed] - best)
     result = np.full(len(values), max(FAILED, lost.max(initial=0.0)))
     result[~failed] = lost
     return result

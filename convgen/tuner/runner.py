@@ -91,7 +91,7 @@ class Runner:
         return [next(timed) if use else [] for use in usable]
 
     def info(self) -> Info | None:
-        """The device, and its clock and temperature now or when they could last be read; None before the first start."""
+        """The device, its clock and temperature now, or when they could last be read; None before the first start."""
         if self._child.pid is not None:
             with contextlib.suppress(ChildLost, ChildRaised):
                 self._info = self._child.call(Ask(), self._limits.load)

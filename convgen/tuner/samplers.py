@@ -11,7 +11,7 @@ import numpy as np
 
 from convgen.space import Config
 from convgen.tuner.candidates import Array
-from convgen.tuner.records import Places, Record, incumbent, losses
+from convgen.tuner.records import Places, Record, incumbent, loss, losses
 from convgen.tuner.surrogate import GaussianProcess, log_expected_improvement
 
 Choice = tuple[Record, Config]
@@ -34,8 +34,11 @@ SCANNED = 2048
 DOUBT, DOUBTED = 0.3, 2
 """The spread of losses expected of a strategy, and how many results outweigh that."""
 
-PESSIMISM = 0.2
+PESSIMISM = 0.1
 """Added to the mean loss, for what is far from anything measured."""
+
+TRUST = 0.5
+"""In the cost model: the part of a predicted loss that is expected where nothing near is measured."""
 
 
 class Sampler(Protocol):
@@ -71,13 +74,8 @@ class Prior:
             apart = (rows[few][:, None, :] != rows[record.tried][None]).sum(axis=2).min(axis=1)
             spread = max(float(cost.std()), 1e-9)
             place = int(few[np.argmin(cost[few] / spread - worth * np.minimum(apart, most))])
-        predicted = float(cost[few[0]]) + self._bias(record)
+        predicted = float(cost[few[0]]) + record.bias
         return predicted + CROWDING * len(record.tried), record, place
-
-    @staticmethod
-    def _bias(record: Record) -> float:
-        known = [(value, place) for place, value in record.measured.items() if value < math.inf]
-        return min((value - record.domain.cost[place] for value, place in known), default=0.0)
 
 
 class Surrogate:
@@ -113,16 +111,19 @@ class Surrogate:
         return np.sort(untried[np.argsort(record.domain.cost[untried], kind="stable")[:SCANNED]])
 
     def _gains(self, position: int, record: Record, untried: Places, best: float) -> Array:
-        features = record.domain.features
+        """Log of the expected improvement at each untried place, in losses."""
+        features, cost = record.domain.features, record.domain.cost
         process = self._processes.setdefault(position, GaussianProcess(features.shape[1]))
-        points, lost = features[list(record.measured)], losses(record, best)
-        n = len(lost)
-        center = float(lost.mean()) + PESSIMISM
-        scale = math.sqrt((DOUBTED * DOUBT**2 + n * float(lost.var())) / (DOUBTED + n))
-        values = (lost - center) / scale
+        measured = list(record.measured)
+        # The process explains what the cost model, shifted to what was measured, gets wrong.
+        expected = TRUST * loss(cost + record.bias - best)
+        missed = losses(record, best) - expected[measured]
+        n, center = len(missed), float(missed.mean()) + PESSIMISM
+        scale = math.sqrt((DOUBTED * DOUBT**2 + n * float(missed.var())) / (DOUBTED + n))
+        points, values = features[measured], (missed - center) / scale
         process.fit(points, values)
         mean, deviation = process.predict(points, values, features[list(record.pending)], features[untried])
-        return log_expected_improvement(mean, deviation, -center / scale) + math.log(scale)
+        return log_expected_improvement(expected[untried] + center + scale * mean, scale * deviation, 0.0)
 
 
 class Local:

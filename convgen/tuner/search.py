@@ -24,7 +24,7 @@ from convgen.tuner.records import Record
 from convgen.tuner.samplers import LEAST_KNOWN, Local, Prior, Sampler, Surrogate, Uniform
 from convgen.tuner.tpe import Tpe
 
-OPENING = 8
+OPENING = 5
 """Trials of the opening for one strategy; each further one adds LEAST_KNOWN."""
 
 TURNS = ("surrogate", "surrogate", "local", "surrogate", "surrogate", "tpe", "surrogate", "surrogate", "random")
@@ -119,8 +119,9 @@ class Search:
         return self._ask(self._prior) or self._ask(self._uniform)
 
     def _is_opening(self) -> bool:
-        tried = [len(record.tried) for record in self._records]
-        return sum(tried) < self._opening
+        tried = sum(len(record.tried) for record in self._records)
+        told = any(record.measured for record in self._records)
+        return self._opening > 0 and (tried < self._opening or not told)
 
     def _ask(self, sampler: Sampler) -> Proposal | None:
         chosen = sampler.propose(self._records)

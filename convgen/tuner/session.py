@@ -23,9 +23,8 @@ from convgen.space import Config
 from convgen.strategies import Strategy, all_strategies
 from convgen.target import DEFAULT_TARGET, Target
 from convgen.tuner.builder import Builder
-from convgen.tuner.decide import restored
+from convgen.tuner.decide import known
 from convgen.tuner.events import Budget, Measured, ProgressCallback, TuneResult
-from convgen.tuner.keys import task_of, toolchains
 from convgen.tuner.limits import Limits
 from convgen.tuner.pipeline import Assignment, Pipeline
 from convgen.tuner.runner import Runner
@@ -183,12 +182,10 @@ class Tuner:
     def _served(self, problem: Conv) -> TuneResult | None:
         if self.database is None:
             return None
-        task = task_of(problem, self.target, simulated=self._simulated)
-        found = self.database.winner(task, toolchains(self.strategies))
-        if found is None or found.tier != "trusted":
+        best = next(known(problem, self.target, self.database, self.strategies, simulated=self._simulated), None)
+        if best is None or best.origin != "tuned" or best.trial is None:
             return None
-        choice = restored(found.trial, problem, self.strategies, self.target)
-        return None if choice is None else TuneResult(problem, "served", _measured(*choice, found.trial))
+        return TuneResult(problem, "served", _measured(best.strategy, best.config, best.trial))
 
 
 def _measured(strategy: Strategy, config: Config, trial: Trial) -> Measured:

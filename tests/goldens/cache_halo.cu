@@ -1,6 +1,6 @@
-// conv2d_fprop_cache_halo_n2c8i13x11_k12f3x3p1_fp32_nchw_73536f22
+// conv2d_fprop_cache_halo_n2c8i13x11_k12f3x3p1_fp32_nchw_b6a65c1f
 // conv2d n=2 c=8 k=12 in=13x11 filter=3x3 pad=1 epilogue=bias+relu
-// cache_halo: threads_x=32,threads_y=8,threads_z=1,tile_channel=8,chunk=4,filter=constant
+// cache_halo: threads_x=128,threads_y=4,threads_z=1,tile_channel=1,chunk=8,filter=global
 //
 // Idea       The block copies the core of its input tile into shared memory: as many pixels as it has results (times
 //            the step). Taps inside the core are read from there; the few on the halo are read from global memory, where
@@ -16,11 +16,11 @@
 //            o  result position   13 x 11
 //            f  tap               3 x 3
 //
-// Mapping    block   8 channels x 8 x 32 positions of one batch element
-//            thread  8 channels of one position; threadIdx.x along w, y along h
+// Mapping    block   1 channels x 4 x 128 positions of one batch element
+//            thread  1 channels of one position; threadIdx.x along w, y along h
 //            grid.x  channel blocks (fastest), then tiles, then batch elements
 //
-// Shared     core [4 q][8][32] fp32, in the middle of 10 x 34 pixels that the block reads:
+// Shared     core [8 q][4][128] fp32, in the middle of 6 x 130 pixels that the block reads:
 //            . . . . . .
 //            . c c c c .    c  core, shared memory
 //            . c c c c .    .  halo, L1 and L2
@@ -121,17 +121,15 @@ constexpr offset_t kXH = 11, kWH = 3, kYH = 11;
 constexpr offset_t kXW = 1, kWW = 1, kYW = 1;
 
 // Tunables.
-constexpr int kThreads = 256;
-constexpr int kTileM = 8;  // result channels of a thread
-constexpr int kChunk = 4;  // summed channels in shared memory at a time
+constexpr int kThreads = 512;
+constexpr int kTileM = 1;  // result channels of a thread
+constexpr int kChunk = 8;  // summed channels in shared memory at a time
 
 // The block's results, and the core of the pixels they read.
 constexpr int kMBlocks = (kM + kTileM - 1) / kTileM;
-constexpr int kBlockH = 8, kBlocksH = 2, kCoreH = 8;
-constexpr int kBlockW = 32, kBlocksW = 1, kCoreW = 32;
+constexpr int kBlockH = 4, kBlocksH = 4, kCoreH = 4;
+constexpr int kBlockW = 128, kBlocksW = 1, kCoreW = 128;
 constexpr int kCore = kCoreH * kCoreW;
-
-__constant__ in_t filter_constant[864];
 
 // What follows the accumulator, in this order: bias, activation.
 struct Epilogue {
@@ -145,8 +143,8 @@ struct Epilogue {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(256)
-conv2d_fprop_cache_halo_n2c8i13x11_k12f3x3p1_fp32_nchw_73536f22(const float* __restrict__ x, const float* __restrict__ bias, float* y) {
+extern "C" __global__ void __launch_bounds__(512)
+conv2d_fprop_cache_halo_n2c8i13x11_k12f3x3p1_fp32_nchw_b6a65c1f(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, float* y) {
     CONVGEN_SHARED(shared);
     float* const core = reinterpret_cast<float*>(shared);
     const int thread = threadIdx.y * kBlockW + threadIdx.x;
@@ -170,7 +168,6 @@ conv2d_fprop_cache_halo_n2c8i13x11_k12f3x3p1_fp32_nchw_73536f22(const float* __r
     const int ow = block_w + threadIdx.x;
     float acc[kTileM] = {};
     for (int q0 = 0; q0 < kQ; q0 += kChunk) {
-        if (q0 > 0) __syncthreads();  // nobody reads the chunk before any more
         constexpr int planes = kChunk;
         for (int i = thread; i < planes * kCore; i += kThreads) {
             const int plane = i / kCore, at = i % kCore;
@@ -201,8 +198,7 @@ conv2d_fprop_cache_halo_n2c8i13x11_k12f3x3p1_fp32_nchw_73536f22(const float* __r
                     }
                     #pragma unroll
                     for (int m = 0; m < kTileM; ++m) {
-                        if (m0 + m >= kM) continue;
-                        const float weight = to_float(filter_constant[g * kWGroup + (m0 + m) * kWM + q * kWQ + fh * kWH + fw * kWW]);
+                        const float weight = to_float(w[g * kWGroup + (m0 + m) * kWM + q * kWQ + fh * kWH + fw * kWW]);
                         acc[m] = fma_acc(pixel, weight, acc[m]);
                     }
                 }
@@ -215,7 +211,6 @@ conv2d_fprop_cache_halo_n2c8i13x11_k12f3x3p1_fp32_nchw_73536f22(const float* __r
     const offset_t first = b * kYBatch + g * kYGroup + m0 * kYM + oh * kYH + ow * kYW;
     #pragma unroll
     for (int m = 0; m < kTileM; ++m) {
-        if (m0 + m >= kM) continue;
         const offset_t offset = first + m * kYM;
         y[offset] = from_float<out_t>(epilogue.apply(y, offset, g * kM + m0 + m, acc[m]));
     }

@@ -1,6 +1,6 @@
-// conv2d_fprop_direct_n2c8i13x11_k12f3x3p1_fp32_nchw_35a914c2
+// conv2d_fprop_direct_n2c8i13x11_k12f3x3p1_fp32_nchw_dd0e6138
 // conv2d n=2 c=8 k=12 in=13x11 filter=3x3 pad=1 epilogue=bias+relu
-// direct: along_x=column,threads_channel=1,threads_column=128,tile_b=1,tile_channel=1,tile_position=1,vector=1,filter=global,input=global,split_q=1,split_taps=1
+// direct: along_x=column,threads_channel=1,threads_column=32,tile_b=1,tile_channel=1,tile_position=1,vector=1,filter=global,input=global,split_q=1,split_taps=1
 //
 // Idea       One thread computes a small block of results and keeps their sums in registers. It gathers its inputs
 //            from global memory, where caches supply the reuse; nothing is staged and nobody waits.
@@ -15,7 +15,7 @@
 //            o  result position   13 x 11
 //            f  tap               3 x 3
 //
-// Mapping    block   1 channel tiles x 128 column tiles, columns along threadIdx.x
+// Mapping    block   1 channel tiles x 32 column tiles, columns along threadIdx.x
 //            thread  1 batch elements, one after the other; 1 channels x 1 positions along h at a time
 //            grid.x  channel blocks (fastest), then column blocks; a column is (b, o)
 //            grid.y  1 parts of q x 1 parts of the taps
@@ -133,7 +133,7 @@ constexpr offset_t kXH = 11, kWH = 3, kYH = 11;
 constexpr offset_t kXW = 1, kWW = 1, kYW = 1;
 
 // Tunables.
-constexpr int kThreadsChannel = 1, kThreadsColumn = 128;
+constexpr int kThreadsChannel = 1, kThreadsColumn = 32;
 constexpr int kTileB = 1, kTileG = 1, kTileM = 1, kTileO = 1;
 constexpr int kVector = 1;  // elements of q a load
 
@@ -154,8 +154,8 @@ struct Epilogue {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(128)
-conv2d_fprop_direct_n2c8i13x11_k12f3x3p1_fp32_nchw_35a914c2(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, float* y) {
+extern "C" __global__ void __launch_bounds__(32)
+conv2d_fprop_direct_n2c8i13x11_k12f3x3p1_fp32_nchw_dd0e6138(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, float* y) {
     const int channel_tile = static_cast<int>(blockIdx.x % kChannelBlocks) * kThreadsChannel + threadIdx.y;
     const int g0 = channel_tile / kTilesM * kTileG;
     const int m0 = channel_tile % kTilesM * kTileM;

@@ -1,12 +1,12 @@
-// conv2d_fprop_halo_tiled_n2c8i13x11_k12f3x3p1_fp32_nchw_95594fef
+// conv2d_fprop_halo_tiled_n2c8i13x11_k12f3x3p1_fp32_nchw_af338a34
 // conv2d n=2 c=8 k=12 in=13x11 filter=3x3 pad=1 epilogue=bias+relu
-// halo_tiled: threads_x=4,threads_y=16,threads_channel=2,tile_w=4,tile_h=1,tile_d=1,tile_channel=8,chunk=8,vector=1,filter=shared,min_blocks=4
+// halo_tiled: threads_x=8,threads_y=16,threads_channel=2,tile_w=1,tile_h=1,tile_d=1,tile_channel=1,chunk=8,vector=1,filter=shared,min_blocks=1
 //
 // Idea       The block copies the input it needs, its tile of results plus a halo of taps, into shared memory once;
 //            then every thread computes a small block of results from there, row by row in registers.
 //            A pixel leaves global memory once a block instead of once a tap: with O x O results of a (2r+1) x (2r+1)
 //            filter the tile is reused O^2 (2r+1)^2 / (O+2r)^2 times, and FLOP per byte of fp32 input grow with O
-//            towards (2r+1)^2 / 2. Here 56.89 FLOP a byte of input.
+//            towards (2r+1)^2 / 2. Here 6.4 FLOP a byte of input.
 // Source     Kirk, Hwu: Programming Massively Parallel Processors, chapter on convolution (tiles with halo cells),
 //            there one thread an element of the tile; here the loading threads all compute afterwards.
 //
@@ -19,14 +19,14 @@
 //            o  result position   13 x 11
 //            f  tap               3 x 3
 //
-// Mapping    block   16 channels x 16 x 16 positions of one batch element
-//            thread  8 channels x 1 x 4 positions; threadIdx.x along w, y along h, z along channels
+// Mapping    block   2 channels x 16 x 8 positions of one batch element
+//            thread  1 channels x 1 x 1 positions; threadIdx.x along w, y along h, z along channels
 //            grid.x  channel blocks (fastest), then tiles, then batch elements
 //
 // Shared     one buffer, one barrier
-//            tile    [8 planes: g, q][18][20, rows 20 apart] fp32, 11520 bytes
-//                    <- 0 to align -><- halo -><- 16 results' own pixels -><- halo ->
-//            filter  [16 channels][8 q][3][4] fp32, 6144 bytes
+//            tile    [8 planes: g, q][18][10, rows 10 apart] fp32, 5760 bytes
+//                    <- 0 to align -><- halo -><- 8 results' own pixels -><- halo ->
+//            filter  [2 channels][8 q][3][4] fp32, 768 bytes
 //
 // Numerics   fp32 FMA, one q after the other; a term outside x is the border's value times its weight.
 
@@ -152,29 +152,29 @@ constexpr offset_t kXH = 11, kWH = 3, kYH = 11;
 constexpr offset_t kXW = 1, kWW = 1, kYW = 1;
 
 // Tunables.
-constexpr int kThreadsX = 4, kThreadsY = 16, kThreadsChannel = 2;
-constexpr int kTileM = 8, kTileH = 1, kTileW = 4;  // results of a thread
+constexpr int kThreadsX = 8, kThreadsY = 16, kThreadsChannel = 2;
+constexpr int kTileM = 1, kTileH = 1, kTileW = 1;  // results of a thread
 constexpr int kChunk = 8;  // summed channels between two barriers
 constexpr int kVector = 1;  // elements a load from global memory brings
-constexpr int kRead = 4;  // elements a load from shared memory brings
+constexpr int kRead = 1;  // elements a load from shared memory brings
 
 // The block's results, and the pixels they read.
 constexpr int kThreads = kThreadsX * kThreadsY * kThreadsChannel;
-constexpr int kBlockG = 1, kBlockM = 16;
+constexpr int kBlockG = 1, kBlockM = 2;
 constexpr int kGroupBlocks = (kGroups + kBlockG - 1) / kBlockG, kMBlocks = (kM + kBlockM - 1) / kBlockM;
 constexpr int kBlockH = 16, kBlocksH = 1, kSpanH = 18, kReadsH = 3;  // reads: of one thread
-constexpr int kBlockW = 16, kBlocksW = 1, kReadsW = 8;  // reads: of one thread
+constexpr int kBlockW = 8, kBlocksW = 2, kReadsW = 3;  // reads: of one thread
 constexpr int kSegment = 3;  // taps of a row worked on at a time
 constexpr int kLead = 0;  // columns ahead of the first that is needed, so that vector loads are aligned
 constexpr int kSkip = 0;  // those of them that a thread's first vector read brings too
-constexpr int kColumns = 20;  // columns loaded
-constexpr int kPitch = 20;  // columns from one row to the next, padded where that spares bank conflicts
-constexpr int kPlane = 360;  // elements from one plane of the tile to the next
+constexpr int kColumns = 10;  // columns loaded
+constexpr int kPitch = 10;  // columns from one row to the next, padded where that spares bank conflicts
+constexpr int kPlane = 180;  // elements from one plane of the tile to the next
 constexpr int kPlanes = kBlockG * kChunk;
 constexpr int kRows = kSpanH;  // of a plane
-constexpr int kLine = 20, kLines = 144;  // packs of a line of the tile, lines
-constexpr int kAcross = 20, kDown = 6;  // threads along a line, lines at a time
-constexpr int kInFlight = 8;  // loads of a thread under way at a time
+constexpr int kLine = 10, kLines = 144;  // packs of a line of the tile, lines
+constexpr int kAcross = 10, kDown = 25;  // threads along a line, lines at a time
+constexpr int kInFlight = 6;  // loads of a thread under way at a time
 constexpr int kFilterPitch = 4, kFilterRead = 4;
 constexpr int kFilterRows = kTapsH;  // rows of taps
 constexpr int kFilterChannel = kChunk * kFilterRows * kFilterPitch;
@@ -260,7 +260,7 @@ __device__ __forceinline__ void load_filter(float* filter, const in_t* __restric
         const int fh = i / kFilterPitch % kTapsH;
         const int q = q0 + i / (kFilterRows * kFilterPitch) % kChunk;
         const int g = g0 + i / (kBlockM * kFilterChannel), m = m0 + i / kFilterChannel % kBlockM;
-        const bool exists = fw < kTapsW && m < kM;
+        const bool exists = fw < kTapsW;
         filter[i] = exists ? to_float(w[g * kWGroup + m * kWM + q * kWQ + fh * kWH + fw * kWW]) : 0.0f;
     }
 }
@@ -310,8 +310,8 @@ __device__ __forceinline__ void accumulate(float (&acc)[kTileM][kTileH][kTileW],
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128, 4)
-conv2d_fprop_halo_tiled_n2c8i13x11_k12f3x3p1_fp32_nchw_95594fef(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, float* y) {
+extern "C" __global__ void __launch_bounds__(256, 1)
+conv2d_fprop_halo_tiled_n2c8i13x11_k12f3x3p1_fp32_nchw_af338a34(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, float* y) {
     CONVGEN_SHARED(shared);
     float* const tiles = reinterpret_cast<float*>(shared);
     float* const filters = tiles + kPlanes * kPlane;
@@ -357,7 +357,6 @@ conv2d_fprop_halo_tiled_n2c8i13x11_k12f3x3p1_fp32_nchw_95594fef(const float* __r
 
     load(0);
     __syncthreads();
-    if (m >= kM) return;
     compute(0);
 
     const Epilogue epilogue{bias};
@@ -367,7 +366,6 @@ conv2d_fprop_halo_tiled_n2c8i13x11_k12f3x3p1_fp32_nchw_95594fef(const float* __r
         if (oh + th >= kOutH) continue;
         #pragma unroll
         for (int i = 0; i < kTileM; ++i) {
-            if (m + i >= kM) continue;
             const offset_t row = first + i * kYM + th * kYH;
             #pragma unroll
             for (int tw = 0; tw < kTileW; ++tw) {

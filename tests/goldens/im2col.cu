@@ -1,6 +1,6 @@
-// conv2d_fprop_im2col_gemm_n2c8i13x11_k12f3x3p1_fp32_nchw_ec3db772
+// conv2d_fprop_im2col_gemm_n2c8i13x11_k12f3x3p1_fp32_nchw_60d76c9f
 // conv2d n=2 c=8 k=12 in=13x11 filter=3x3 pad=1 epilogue=bias+relu
-// im2col: patches=columns,block_m=16,block_n=64,block_k=8,thread_m=1,thread_n=4,split_k=1,workspace_mib=256
+// im2col: patches=columns,block_m=4,block_n=32,block_k=32,thread_m=1,thread_n=1,split_k=1,workspace_mib=256
 //
 // Idea       Every patch of x that meets the filter is written out as one column of a matrix, so that the convolution
 //            becomes one matrix product a group, whose inner loop knows nothing of padding, strides or taps.
@@ -12,19 +12,19 @@
 //            column  (b, o): b batch element, 2; o result position, 13 x 11
 //            term    (q, f): q summed channel, 8 a group; f tap, 3 x 3
 //            m       result channel, 12 a group of 1
-//            chunk   what one launch works on: 2 batch elements x 13 rows, 72 terms; 1 in all
+//            chunk   what one launch works on: 2 batch elements x 13 rows, 96 terms; 1 in all
 //            unrolled[term, column] = x[b, g, q, (o*step - offset + f*spread) / divisor]
 //
-// Mapping    block   16 channels x 64 columns, 8 terms a step, 256 threads
+// Mapping    block   4 channels x 32 columns, 32 terms a step, 128 threads
 //            warp    4 (channels) x 8 (columns) threads
-//            thread  1 channels x 4 columns, in runs of up to four neighbours
+//            thread  1 channels x 1 columns, in runs of up to four neighbours
 //            grid.x  channel tiles (fastest), groups, column tiles, so that blocks that share columns run together
 //            grid.y  1 part of the chunk's terms
 //
 // Shared     two stages, one multiplied while the other is filled; one barrier a step
 //            +- stage 0 -----------------------------------+- stage 1 --------+
 //            | w tile            | unrolled tile           |                  |
-//            | [8][16 + kSkew]   | [8][64 + kSkew]         | the same         |
+//            | [32][4 + kSkew]   | [32][32 + kSkew]        | the same         |
 //            +-------------------+-------------------------+------------------+   float
 //
 // Numerics   fp32 FMA in the order of the terms. The unrolled matrix holds x unchanged. A term outside x is
@@ -221,8 +221,8 @@ constexpr offset_t kXH = 11, kWH = 3, kYH = 11;
 constexpr offset_t kXW = 1, kWW = 1, kYW = 1;
 
 // Tunables.
-constexpr int kBlockM = 16, kBlockN = 64, kBlockK = 8;
-constexpr int kThreadM = 1, kThreadN = 4;
+constexpr int kBlockM = 4, kBlockN = 32, kBlockK = 32;
+constexpr int kThreadM = 1, kThreadN = 1;
 constexpr int kSplits = 1, kParts = 1;
 
 constexpr int kThreadsM = kBlockM / kThreadM, kThreadsN = kBlockN / kThreadN, kThreads = kThreadsM * kThreadsN;
@@ -231,7 +231,7 @@ constexpr int kTerms = kQ * kTapsH * kTapsW;
 constexpr int kChunkBatch = 2;
 constexpr int kChunkRows = 13;
 constexpr int kChunkOut = 143;  // columns of a batch element
-constexpr int kChunkTerms = 72;  // whole tiles, what is missing is zero
+constexpr int kChunkTerms = 96;  // whole tiles, what is missing is zero
 constexpr int kSteps = kChunkTerms / kBlockK;
 constexpr int first_batch = 0, first_row = 0, first_term = 0;  // the one chunk
 
@@ -303,7 +303,7 @@ __device__ __forceinline__ Pack<in_t, kXPack> gather(const in_t* x, const Column
 
 // First kernel: the unrolled matrix of the chunk, [g][term][column], four neighbours a thread.
 extern "C" __global__ void __launch_bounds__(256)
-conv2d_fprop_im2col_unroll_n2c8i13x11_k12f3x3p1_fp32_nchw_ec3db772(const float* __restrict__ x, float* __restrict__ columns) {
+conv2d_fprop_im2col_unroll_n2c8i13x11_k12f3x3p1_fp32_nchw_60d76c9f(const float* __restrict__ x, float* __restrict__ columns) {
     const Chunk chunk{batch, first_batch, first_row, first_term};
     const int padded_columns = chunk.padded_columns();
     const offset_t element = (static_cast<offset_t>(blockIdx.x) * 256 + threadIdx.x) * 4;
@@ -320,8 +320,8 @@ conv2d_fprop_im2col_unroll_n2c8i13x11_k12f3x3p1_fp32_nchw_ec3db772(const float* 
 }
 
 // Second kernel: the product.
-extern "C" __global__ void __launch_bounds__(256, 4)
-conv2d_fprop_im2col_gemm_n2c8i13x11_k12f3x3p1_fp32_nchw_ec3db772(const float* __restrict__ columns, const float* __restrict__ w, const float* __restrict__ bias, float* y) {
+extern "C" __global__ void __launch_bounds__(128, 9)
+conv2d_fprop_im2col_gemm_n2c8i13x11_k12f3x3p1_fp32_nchw_60d76c9f(const float* __restrict__ columns, const float* __restrict__ w, const float* __restrict__ bias, float* y) {
     const Chunk chunk{batch, first_batch, first_row, first_term};
     const int m0 = static_cast<int>(blockIdx.x % kTilesM) * kBlockM;
     const int g = static_cast<int>(blockIdx.x / kTilesM % kGroups);

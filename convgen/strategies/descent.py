@@ -1,0 +1,53 @@
+"""From a plain config to one nearby that the cost model prefers: how strategies settle their defaults."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from convgen.errors import ConfigError
+from convgen.problem import Conv
+from convgen.space import Config
+from convgen.strategies.base import Strategy
+from convgen.target import Target
+
+ROUNDS = 2
+GAIN = 0.995
+"""A config is taken if it is predicted to need less than this much of the time: finer the model does not know."""
+
+
+@functools.lru_cache(maxsize=512)
+def settled(strategy: Strategy, problem: Conv, target: Target, start: Config) -> Any:
+    """The config that a walk downhill on the predicted cost ends at; legal if `start` is.
+
+    The walk has a fixed length: ROUNDS times it looks at every value of every field, one field after the other, then
+    at every exchange of a step between two numbers. The same call is answered from memory.
+    """
+    space = strategy.space(problem, target)
+    chosen, least = start, strategy.cost(problem, start, target)
+
+    def move(others: Iterable[Config]) -> None:
+        nonlocal chosen, least
+        for other in others:
+            cost = _cost(strategy, problem, target, other)
+            if cost < least * GAIN:
+                chosen, least = other, cost
+
+    for _ in range(ROUNDS):
+        before = chosen
+        for field in space.choices:
+            move(space.neighbours(chosen, field))
+        move(space.exchanges(chosen))
+        if chosen == before:
+            break
+    return chosen
+
+
+def _cost(strategy: Strategy, problem: Conv, target: Target, config: Config) -> float:
+    try:
+        strategy.check(problem, config, target)
+    except ConfigError:
+        return math.inf
+    return strategy.cost(problem, config, target)

@@ -1,0 +1,61 @@
+"""The winners that ship with the package."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+from tuning_db.lines import read_lines
+from tuning_db.records import Found, Record, Task, Toolchain, Trial
+
+WINNERS = Path(__file__).parent / "winners"
+
+Identity = tuple[str, str, str, int]
+
+
+class Shipped:
+    """JSON Lines in a folder, read when they are first asked for. Thread-safe."""
+
+    def __init__(self, folder: Path = WINNERS) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._trials: dict[Identity, list[Trial]] | None = None
+
+    def winner(self, task: Task, current: Mapping[str, Toolchain]) -> Found | None:
+        """As `Database.winner`."""
+        found = [
+            Found(trial, "trusted" if trial.toolchain == current[trial.strategy] else "stale")
+            for trial in self._right().get(task.identity, ())
+            if trial.strategy in current
+        ]
+        return min(found, key=lambda one: one.rank, default=None)
+
+    def neighbours(self, task: Task) -> list[Trial]:
+        """As `Database.neighbours`."""
+        kind = _kind(task)
+        best = [min(trials, key=lambda t: t.quality) for trials in self._right().values()]
+        return [trial for trial in best if _kind(trial.task) == kind]
+
+    def records(self) -> list[Record]:
+        """All that ships. Raises DatabaseError for a file that cannot be read."""
+        return [record for file in self.files() for record in read_lines(file)]
+
+    def files(self) -> list[Path]:
+        """Which it is read from."""
+        return sorted(self.folder.glob("*.jsonl"))
+
+    def _right(self) -> Mapping[Identity, list[Trial]]:
+        with self._lock:
+            if self._trials is None:
+                by_task = defaultdict(list)
+                for record in self.records():
+                    if isinstance(record, Trial) and record.status == "ok":
+                        by_task[record.task.identity].append(record)
+                self._trials = dict(by_task)
+            return self._trials
+
+
+def _kind(task: Task) -> tuple[str, str, int, str, str, str, str]:
+    return task.device, task.capability, task.sm_count, task.op, task.direction, task.dtype, task.layout

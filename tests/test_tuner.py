@@ -158,9 +158,12 @@ def test_a_search_ends_when_patience_is_at_an_end() -> None:
     assert result.trials < len(STATUSES) * len(THREADS)
 
 
-def test_a_search_ends_in_time() -> None:
+def test_a_search_without_time_still_measures_what_would_run_untuned() -> None:
     with tuner(budget=Budget(seconds=0.0)) as session:
-        assert session.tune(PROBLEM).trials <= 2
+        result = session.tune(PROBLEM)
+    assert result.default is not None
+    assert result.default.config == FAULTY.default(PROBLEM, H200)
+    assert result.trials <= 3
 
 
 def test_where_nothing_is_right_there_is_no_best(database: Database) -> None:

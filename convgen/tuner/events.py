@@ -16,7 +16,8 @@ from convgen.strategies import Strategy
 class Budget:
     """When a search ends: at the first limit that is reached, or when nothing is left to try.
 
-    `trials` counts candidates that were compiled; `patience` is how many of them in a row may bring no gain.
+    `trials` counts candidates that were compiled; `patience` is how many of them in a row may bring no gain. What would
+    run untuned is measured whatever the time, so that a short search never does worse.
     """
 
     trials: int | None = None

@@ -110,6 +110,7 @@ class Pipeline:
         self._clocks: dict[str, dict[str, float | None]] = {}
         self._since_gain = 0
         self._ready = False
+        self._knows_untuned = False
         self._began = 0.0
 
     def run(self, cancelled: Event, progress: ProgressCallback | None) -> TuneResult:
@@ -143,7 +144,7 @@ class Pipeline:
         try:
             while True:
                 room = self._room(len(waiting), asked)
-                proposals = [] if cancelled.is_set() or self._is_over() else search.ask(room) if room > 0 else []
+                proposals = search.ask(room) if room > 0 and not (cancelled.is_set() or self._is_spent()) else []
                 for proposal in proposals:
                     chosen = proposal.candidate
                     waiting[self._builder.submit(self._of.problem, chosen.strategy, chosen.config, self._of.target)] = (
@@ -186,7 +187,8 @@ class Pipeline:
 
     def _measure(self, proposal: Proposal, build: Build) -> Measured | None:
         """Measure a build and remember it; None for a source that was measured before."""
-        incumbent = self._incumbent
+        incumbent, chosen = self._incumbent, proposal.candidate
+        self._knows_untuned = self._knows_untuned or chosen == self._untuned
         if build.source_key and build.source_key in self._sources:
             self._statuses["duplicate"] += 1
             return None
@@ -197,7 +199,6 @@ class Pipeline:
             outcome = self._runner.measure(build, incumbent)
         else:
             outcome = Outcome(build.status, build.reason)
-        chosen = proposal.candidate
         origin = "default" if chosen == self._untuned else "prior" if proposal.origin == "default" else proposal.origin
         measured = Measured(chosen.strategy, chosen.config, origin, outcome.status, outcome.reason, outcome.timing)
         self._statuses[outcome.status] += 1
@@ -260,9 +261,12 @@ class Pipeline:
         return min(settled or self._right, key=lambda t: t.seconds, default=None)
 
     def _is_over(self) -> bool:
-        budget = self._of.budget
-        left = self._seconds_left() if self._ready else None
-        return (
+        # Without the untuned candidate a short search might settle on what is slower than not tuning at all.
+        return self._is_spent() and self._knows_untuned
+
+    def _is_spent(self) -> bool:
+        budget, left = self._of.budget, self._seconds_left()
+        return self._ready and (
             (left is not None and left <= 0)
             or (budget.patience is not None and self._since_gain >= budget.patience)
             or (budget.trials is not None and self._tried >= budget.trials)
@@ -281,7 +285,7 @@ class Pipeline:
     def _patience(self) -> float:
         """How long to wait for a build before looking at the clock, and whether somebody cancelled."""
         left = self._seconds_left()
-        return POLL_SECONDS if left is None else min(left, POLL_SECONDS)
+        return min(left, POLL_SECONDS) if left else POLL_SECONDS
 
     def _progress(self, latest: Measured | None, finished: TuneResult | None) -> Progress:
         best = self._best()

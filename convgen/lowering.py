@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from convgen.errors import NotApplicableError
 from convgen.plan import Plan
 from convgen.problem import Conv
@@ -31,6 +33,14 @@ def applicable(problem: Conv, target: Target) -> tuple[Strategy, ...]:
     reasons = {s: s.why_not(problem, target) for s in all_strategies()}
     usable = [s for s, reason in reasons.items() if reason is None]
     if not usable:
-        listed = "; ".join(f"{s.name}: {reason}" for s, reason in reasons.items())
-        raise NotApplicableError(f"no strategy applies to {problem}: {listed}")
+        raise nothing_applies(problem, reasons)
     return tuple(sorted(usable, key=lambda s: s.cost(problem, s.default(problem, target), target)))
+
+
+def nothing_applies(problem: Conv, reasons: Mapping[Strategy, str | None]) -> NotApplicableError:
+    """What to raise where no strategy applies; a reason that several share is told once."""
+    sharing: dict[str | None, list[str]] = {}
+    for strategy, reason in reasons.items():
+        sharing.setdefault(reason, []).append(strategy.name)
+    listed = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in sharing.items())
+    return NotApplicableError(f"no strategy applies to {problem}: {listed}")

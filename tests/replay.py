@@ -32,7 +32,7 @@ class Recorded:
     seconds: dict[Config, float | None]
     """None for a config that failed on the card."""
     label: str
-    _costs: dict[Config, float] = field(default_factory=dict)
+    costs: dict[Config, float] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -57,9 +57,9 @@ class Recorded:
         return min(self.seconds, key=lambda config: self.cost(problem, config, target))
 
     def cost(self, problem: Conv, config: Any, target: Target) -> float:
-        if config not in self._costs:
-            self._costs[config] = self.inner.cost(self.problem, config, target)
-        return self._costs[config]
+        if config not in self.costs:
+            self.costs[config] = self.inner.cost(self.problem, config, target)
+        return self.costs[config]
 
     def fraction(self, config: Config) -> float:
         """Of the best there is: 1 for the best, 0 for a failure."""

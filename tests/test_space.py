@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from convgen.errors import ConfigError
-from convgen.space import Config
+from convgen.space import Config, Space
 
 
 @dataclass(frozen=True)
@@ -47,3 +47,17 @@ def test_integers_of_a_mapping_have_the_same_range() -> None:
         Tiling.from_mapping({"tile": 2**31})
     with pytest.raises(ConfigError, match="an integer"):
         Tiling.from_mapping({"tile": True})
+
+
+SPACE = Space(Tiling, {"tile": (1, 2, 4, 8), "vector": (4, 1, 2)})
+
+
+def test_neighbours_have_another_value_of_one_field() -> None:
+    assert list(SPACE.neighbours(Tiling(2, 1), "tile")) == [Tiling(1, 1), Tiling(4, 1), Tiling(8, 1)]
+    assert list(SPACE.neighbours(Tiling(2, 8), "vector")) == [Tiling(2, 4), Tiling(2, 1), Tiling(2, 2)]
+
+
+def test_exchanges_step_one_number_up_and_another_down() -> None:
+    assert set(SPACE.exchanges(Tiling(2, 2))) == {Tiling(4, 1), Tiling(1, 4)}
+    assert list(SPACE.exchanges(Tiling(8, 2))) == [Tiling(4, 4)]
+    assert list(SPACE.exchanges(Tiling(3, 2))) == []

@@ -22,6 +22,7 @@ from convgen.tuner.decide import decide
 from convgen.tuner.events import Budget, Progress
 from convgen.tuner.keys import task_of
 from convgen.tuner.limits import Limits
+from convgen.tuner.pipeline import LOOKAHEAD
 from convgen.tuner.session import Tuner
 from tuning_db import Database, Layers, open_database, query
 from tuning_db.lines import merge
@@ -163,7 +164,7 @@ def test_a_search_without_time_still_measures_what_would_run_untuned() -> None:
         result = session.tune(PROBLEM)
     assert result.default is not None
     assert result.default.config == FAULTY.default(PROBLEM, H200)
-    assert result.trials <= 3
+    assert result.trials <= 2 + LOOKAHEAD  # what two workers had in hand
 
 
 def test_where_nothing_is_right_there_is_no_best(database: Database) -> None:

@@ -54,10 +54,11 @@ def move_log_aside(path: Path) -> None:
 
 def _is_orphan(path: Path) -> bool:
     # A database that is being created has its first page before it has a log.
-    return _size(f"{path}-wal") > 0 and _size(path) == 0
+    return size_of(f"{path}-wal") > 0 and size_of(path) == 0
 
 
-def _size(path: str | Path) -> int:
+def size_of(path: str | Path) -> int:
+    """Bytes of a file, 0 if there is none: it may be moved away at any moment."""
     try:
         return os.stat(path).st_size
     except OSError:

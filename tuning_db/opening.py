@@ -9,7 +9,7 @@ from pathlib import Path
 from sqlalchemy import URL
 
 from tuning_db import migrations
-from tuning_db.aside import identity, move_aside, move_log_aside
+from tuning_db.aside import identity, move_aside, move_log_aside, size_of
 from tuning_db.database import Database
 from tuning_db.engine import file_engine, location, memory_engine, read_only_engine, server_engine, user_location
 from tuning_db.errors import DatabaseError
@@ -47,7 +47,7 @@ def _refuse_lines(path: Path) -> None:
 def _open_to_read(path: Path) -> Database:
     if not path.is_file():
         raise DatabaseError(f"{path}: no such file")
-    if path.stat().st_size == 0:
+    if size_of(path) == 0:
         raise DatabaseError(f"{path} is empty")
     return _current(Database(read_only_engine(path), str(path), path, read_only=True))
 
@@ -82,7 +82,7 @@ def _open_file(path: Path) -> Database:
 
 
 def _look_over(database: Database, path: Path) -> None:
-    if path.is_file() and 0 < path.stat().st_size <= QUICK_CHECK_BYTES:
+    if 0 < size_of(path) <= QUICK_CHECK_BYTES:
         with database.reading() as connection:
             verdict = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
         if verdict != "ok":

@@ -64,6 +64,7 @@ class Domain:
         self.size = math.prod(map(len, self._choices))
         self.whole = self.size <= ENUMERATED
         self._explore()
+        self._listed = len(self.pool)
         self._normal = self._measure_spread()
         self._cached = self._as_arrays()
 
@@ -131,7 +132,7 @@ class Domain:
         """One of the legal configs of the box that are not in `seen`, each equally likely; None if none is found."""
         tried = set(seen)
         if self.whole:
-            left = [config for config in self.pool if config not in tried]
+            left = [config for config in self.pool[: self._listed] if config not in tried]
             return rng.choice(left) if left else None
         for _ in range(DRAWS):
             config = self._point(rng.randrange(self.size))

@@ -26,7 +26,7 @@ CROWDING = 0.1
 """Logs of predicted time that each trial of a strategy counts against it, while only predictions are known."""
 
 LEAST_KNOWN = 2
-"""Results of a strategy before the surrogate judges it."""
+"""Trials that every strategy is given, and results before the surrogate judges it."""
 
 SCANNED = 2048
 """Untried configs, those predicted fastest, of which the surrogate weighs each."""
@@ -49,8 +49,13 @@ class Sampler(Protocol):
         """A config that is not tried; None if the sampler has nothing to say."""
 
 
+def is_known(record: Record) -> bool:
+    """True if a strategy had the trials that each is given; one bad default is not to decide."""
+    return len(record.tried) >= min(LEAST_KNOWN, len(record.domain.pool))
+
+
 class Prior:
-    """The cost model's best, made to differ from what was tried, where it was right so far."""
+    """The cost model's best, made to differ from what was tried; first of strategies that had too few trials."""
 
     origin = "prior"
 
@@ -61,7 +66,7 @@ class Prior:
         _, record, place = min(offers, key=lambda offer: offer[0])
         return record, record.domain.pool[place]
 
-    def _offer(self, record: Record) -> tuple[float, Record, int] | None:
+    def _offer(self, record: Record) -> tuple[tuple[bool, float], Record, int] | None:
         untried = record.untried
         if untried.size == 0:
             return None
@@ -75,7 +80,7 @@ class Prior:
             spread = max(float(cost.std()), 1e-9)
             place = int(few[np.argmin(cost[few] / spread - worth * np.minimum(apart, most))])
         predicted = float(cost[few[0]]) + record.bias
-        return predicted + CROWDING * len(record.tried), record, place
+        return (is_known(record), predicted + CROWDING * len(record.tried)), record, place
 
 
 class Surrogate:

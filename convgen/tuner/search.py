@@ -21,7 +21,7 @@ from convgen.strategies import Strategy
 from convgen.target import Target
 from convgen.tuner.candidates import Candidate, Domain
 from convgen.tuner.records import Record
-from convgen.tuner.samplers import LEAST_KNOWN, Local, Prior, Sampler, Surrogate, Uniform
+from convgen.tuner.samplers import LEAST_KNOWN, Local, Prior, Sampler, Surrogate, Uniform, is_known
 from convgen.tuner.tpe import Tpe
 
 OPENING = 5
@@ -120,8 +120,9 @@ class Search:
 
     def _is_opening(self) -> bool:
         tried = sum(len(record.tried) for record in self._records)
-        told = any(record.measured for record in self._records)
-        return self._opening > 0 and (tried < self._opening or not told)
+        succeeded = any(record.best < math.inf for record in self._records)
+        known = all(map(is_known, self._records))
+        return self._opening > 0 and (tried < self._opening or not (succeeded and known))
 
     def _ask(self, sampler: Sampler) -> Proposal | None:
         chosen = sampler.propose(self._records)

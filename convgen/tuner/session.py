@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Literal, Self
 
-from convgen.errors import ConvgenError, NotApplicableError, UsageError
+from convgen.errors import ConvgenError, UsageError
+from convgen.lowering import nothing_applies
 from convgen.measure import Timing
 from convgen.problem import Conv
 from convgen.space import Config
@@ -175,8 +176,7 @@ class Tuner:
         reasons = {s: s.why_not(problem, self.target) for s in self.strategies}
         usable = [s for s, reason in reasons.items() if reason is None]
         if not usable:
-            listed = "; ".join(f"{s.name}: {reason}" for s, reason in reasons.items())
-            raise NotApplicableError(f"no strategy applies to {problem}: {listed}")
+            raise nothing_applies(problem, reasons)
         return usable
 
     def _served(self, problem: Conv) -> TuneResult | None:

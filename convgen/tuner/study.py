@@ -65,7 +65,7 @@ def export_study(trials: Sequence[TrialLike], storage_url: str, name: str) -> No
             raise UsageError(
                 f"storage {storage_url!r}: {str(error).splitlines()[0]}; expected a URL as sqlite:///trials.db"
             ) from error
-        study.set_metric_names(["microseconds"])
+        study.set_user_attr("unit", "microseconds")
         study.add_trials(frozen)
 
 

@@ -3,7 +3,9 @@
 usage: python benchmarks/search_quality.py [--seeds N] [--in-flight N] [--only NAME,…] [--methods NAME,…]
 
 Prints, for every table and method, the best config found over the best there is after some numbers of trials (the mean
-over seeds), and the geometric mean over tables. The first trial is what is used with no search at all.
+over seeds), and the geometric mean over tables. The first trial is what is used with no search at all: the default, or
+where a table leaves that out, the one of the table that the cost model prefers. The cost models' constants were fitted
+to these tables; fitted to all but the one they are judged on, the portfolio finds 0.89 with no search, 0.999 after 32.
 """
 
 from __future__ import annotations

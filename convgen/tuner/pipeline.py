@@ -104,7 +104,7 @@ class Pipeline:
         self._untuned = _untuned(assignment)
         self._statuses: Counter[str] = Counter()
         self._right: list[_Tried] = []
-        self._sources: set[str] = set()
+        self._sources: dict[str, float | None] = {}
         self._random: list[float] = []
         self._unrecorded: list[Trial] = []
         self._clocks: dict[str, dict[str, float | None]] = {}
@@ -160,8 +160,10 @@ class Pipeline:
                 built, _ = wait(waiting, timeout=self._patience(), return_when=FIRST_COMPLETED)
                 for future in built:
                     proposal = waiting.pop(future)
-                    measured = self._measure(proposal, future.result())
-                    search.tell(proposal.candidate, None if measured is None else measured.seconds)
+                    build = future.result()
+                    measured = self._measure(proposal, build)
+                    seconds = self._sources.get(build.source_key) if measured is None else measured.seconds
+                    search.tell(proposal.candidate, seconds)
                     if progress is not None:
                         progress(self._progress(measured, None))
                     if cancelled.is_set() or self._is_over():
@@ -192,7 +194,6 @@ class Pipeline:
         if build.source_key and build.source_key in self._sources:
             self._statuses["duplicate"] += 1
             return None
-        self._sources.add(build.source_key)
         if build.status == "ok" and self._is_known_bad(build):
             outcome = Outcome("failed", "this source hung or crashed the GPU before; it is not run again")
         elif build.status == "ok":
@@ -201,6 +202,8 @@ class Pipeline:
             outcome = Outcome(build.status, build.reason)
         origin = "default" if chosen == self._untuned else "prior" if proposal.origin == "default" else proposal.origin
         measured = Measured(chosen.strategy, chosen.config, origin, outcome.status, outcome.reason, outcome.timing)
+        if build.source_key:
+            self._sources[build.source_key] = measured.seconds
         self._statuses[outcome.status] += 1
         self._since_gain += 1
         if measured.seconds is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tuning_db import Database, Trial
     from tuning_db.query import Filter, Standing
 
-FIELDS = ("op", "direction", "dtype", "layout", "family", "device", "text")
+FIELDS = ("op", "direction", "dtype", "layout", "family", "device", "strategy", "status", "text")
 SHOWN = 15
 
 
@@ -72,7 +72,7 @@ def _filters() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
     group = parser.add_argument_group("filters")
     examples = {"op": "conv2d", "direction": "fprop", "dtype": "bf16", "layout": "nhwc", "family": "resnet50",
-                "device": "h200", "text": "'c=64 *filter=3x3'"}  # fmt: skip
+                "device": "h200", "strategy": "direct", "status": "hang", "text": "'c=64 *filter=3x3'"}  # fmt: skip
     for name in FIELDS:
         group.add_argument(f"--{name}", default="", metavar=name.upper(), help=f"as in {examples[name]}")
     return parser

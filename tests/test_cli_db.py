@@ -1,0 +1,87 @@
+"""`convgen db`: asking, merging and tidying the tuning database from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tuning_records import a_failure, a_peer, a_task, a_trial
+
+from convgen.cli import main
+from tuning_db import open_database
+
+PROBLEM = "conv2d n=1 c=64 k=128 in=56x56 filter=3x3"
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "tuning.sqlite"
+    monkeypatch.setenv("CONVGEN_TUNING_DB", str(place))
+    with open_database(place) as database:
+        task = a_task(PROBLEM)
+        database.record([
+            a_trial(1e-4, task, stage="final"),
+            a_trial(3e-4, task, config={"tile": 1}, origin="default"),
+            a_failure("hang", task=task, config={"tile": 2}),
+        ])  # fmt: skip
+        database.record_peers([a_peer(2e-4, task=task)])
+    return place
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["db", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_query_tells_the_winner_and_by_how_much(capsys: pytest.CaptureFixture[str]) -> None:
+    out = told(capsys, "query", "--dtype", "fp32")
+    assert PROBLEM in out
+    assert "100 µs" in out
+    assert "3.00x" in out
+    assert "2.00x (cudnn_nchw)" in out
+    assert told(capsys, "query", "--dtype", "bf16") == ""
+
+
+def test_query_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    [row] = map(json.loads, told(capsys, "query", "--json").splitlines())
+    assert (row["problem"], row["strategy"], row["seconds"]) == (PROBLEM, "direct", 1e-4)
+    assert row["over_default"] == pytest.approx(3.0)
+
+
+def test_query_tells_failures_by_cause(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, "query", "--failures") == "direct: hang: 1 (it ended in hang)\n"
+
+
+def test_show_tells_everything_of_one_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    out = told(capsys, "show", *PROBLEM.split())
+    assert [word in out for word in ("final", "default", "hang", "cudnn_nchw: 200 µs")] == [True] * 4
+
+
+def test_export_forget_and_import_bring_everything_back(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    before = told(capsys, "query")
+    told(capsys, "export", str(tmp_path / "all.jsonl"))
+    assert told(capsys, "forget", "--strategy", "direct") == "3 trials forgotten\n"
+    assert told(capsys, "query") == ""
+    told(capsys, "import", str(tmp_path / "all.jsonl"))
+    assert told(capsys, "query") == before
+
+
+def test_stats_and_path(capsys: pytest.CaptureFixture[str], path: Path) -> None:
+    assert told(capsys, "path") == f"{path}\n"
+    found = json.loads(told(capsys, "stats", "--json"))
+    assert (found["tasks"], found["trials"], found["statuses"]) == (1, 3, {"hang": 1, "ok": 2})
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["forget"], "--all"),
+        (["merge", "/nowhere/x.sqlite"], "/nowhere/x.sqlite"),
+        (["stats", "--db", "nonsense://"], "nonsense"),
+        (["query", "--coverage", "textbook"], "--device"),
+    ],
+)
+def test_what_cannot_be_done_is_said(capsys: pytest.CaptureFixture[str], words: list[str], named: str) -> None:
+    assert main(["db", *words]) == 2
+    assert named in capsys.readouterr().err

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from convgen.cli.live import Live
-from convgen.cli.options import quantity_at_most, whole
+from convgen.cli.options import quantity_at_most, read_layers, whole
 from convgen.cli.output import duration, print_json, table
 from convgen.cli.selection import add_problems, read_entries
 from convgen.errors import ConvgenError, DeviceError, NotApplicableError, UsageError, WrongResultError
@@ -17,7 +17,6 @@ from convgen.strategies import get_strategy
 
 if TYPE_CHECKING:
     from convgen.tuner.events import Measured, TuneResult
-    from tuning_db import Layers
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     devices = [_device(text) for text in args.devices.split(",")]
     with Live(len(problems)) as live:
         tuner = Tuner(
-            database=_layers(args.db),
+            database=read_layers(args.db),
             strategies=strategies,
             budget=Budget(args.trials, limit, args.patience),
             backend=args.backend,
@@ -97,15 +96,6 @@ def _device(text: str) -> int:
     if not text.strip().isdecimal():
         raise UsageError(f"--devices {text!r}: expected the number of a GPU")
     return int(text)
-
-
-def _layers(place: str | None) -> Layers:
-    from tuning_db import DatabaseError, Layers, Shipped, open_database, open_layers
-
-    try:
-        return open_layers() if place is None else Layers(open_database(place), None, Shipped())
-    except DatabaseError as error:
-        raise UsageError(str(error)) from error
 
 
 def _tell(args: argparse.Namespace, result: TuneResult, live: Live) -> None:

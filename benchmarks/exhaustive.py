@@ -62,6 +62,9 @@ SUBJECTS = (
     Subject("im2col-wgrad", "im2col", "conv2d n=8 c=32 k=64 in=28x28 filter=3x3 pad=1 direction=wgrad"),
     Subject("direct-signal", "direct", "conv1d n=4 c=32 k=32 in=21087 filter=2"),
     Subject("direct-dgrad", "direct", "conv2d n=8 c=16 k=16 in=56x56 filter=3x3 stride=2 pad=1 direction=dgrad"),
+    # The cost models were fitted without these two, which were recorded afterwards.
+    Subject("cache-image", "cache_halo", "conv2d n=1 c=1 k=1 in=1024x1024 filter=7x7 pad=3 dtype=fp16"),
+    Subject("direct-volume", "direct", "conv3d n=2 c=64 k=64 groups=64 in=16x28x28 filter=3 pad=1 dtype=fp16 layout=nhwc"),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from convgen.errors import ConfigError
@@ -13,7 +13,7 @@ from convgen.space import Config
 from convgen.strategies.base import Strategy
 from convgen.target import Target
 
-ROUNDS = 2
+ROUNDS = 4
 GAIN = 0.995
 """A config is taken if it is predicted to need less than this much of the time: finer the model does not know."""
 
@@ -22,9 +22,18 @@ GAIN = 0.995
 def settled(strategy: Strategy, problem: Conv, target: Target, start: Config) -> Any:
     """The config that a walk downhill on the predicted cost ends at; legal if `start` is.
 
-    The walk has a fixed length: ROUNDS times it looks at every value of every field, one field after the other, then
-    at every exchange of a step between two numbers. The same call is answered from memory.
+    Of two walks, since which field is settled first decides which valley is found. Of bounded length; the same call is
+    answered from memory.
     """
+    fields = list(strategy.space(problem, target).choices)
+    ends = [_walk(strategy, problem, target, start, order) for order in (fields, fields[::-1])]
+    return min(ends, key=lambda end: end[1])[0]
+
+
+def _walk(
+    strategy: Strategy, problem: Conv, target: Target, start: Config, fields: Sequence[str]
+) -> tuple[Config, float]:
+    """ROUNDS times at most: every value of every field, one field after the other, then every exchange of a step."""
     space = strategy.space(problem, target)
     chosen, least = start, strategy.cost(problem, start, target)
 
@@ -37,12 +46,12 @@ def settled(strategy: Strategy, problem: Conv, target: Target, start: Config) ->
 
     for _ in range(ROUNDS):
         before = chosen
-        for field in space.choices:
+        for field in fields:
             move(space.neighbours(chosen, field))
         move(space.exchanges(chosen))
         if chosen == before:
             break
-    return chosen
+    return chosen, least
 
 
 def _cost(strategy: Strategy, problem: Conv, target: Target, config: Config) -> float:

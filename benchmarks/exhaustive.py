@@ -64,7 +64,11 @@ SUBJECTS = (
     Subject("direct-dgrad", "direct", "conv2d n=8 c=16 k=16 in=56x56 filter=3x3 stride=2 pad=1 direction=dgrad"),
     # The cost models were fitted without these two, which were recorded afterwards.
     Subject("cache-image", "cache_halo", "conv2d n=1 c=1 k=1 in=1024x1024 filter=7x7 pad=3 dtype=fp16"),
-    Subject("direct-volume", "direct", "conv3d n=2 c=64 k=64 groups=64 in=16x28x28 filter=3 pad=1 dtype=fp16 layout=nhwc"),
+    Subject(
+        "direct-volume",
+        "direct",
+        "conv3d n=2 c=64 k=64 groups=64 in=16x28x28 filter=3 pad=1 dtype=fp16 layout=nhwc",
+    ),
 )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from convgen import __version__
-from convgen.binding import nbytes_of, required_alignment
+from convgen.binding import nbytes_of, preparation, required_alignment
 from convgen.compiler import Binary
 from convgen.errors import DeviceError, UsageError
 from convgen.launcher import launcher_files
@@ -112,7 +112,7 @@ def manifest(plan: Plan, source: str, binary: Binary, files: Mapping[str, str]) 
         "workspace": [
             {"name": b.name, "bytes": _extent(b.nbytes), "alignment": WORKSPACE_ALIGNMENT} for b in plan.workspace
         ],
-        "prepared_bytes": 0,
+        "prepared_bytes": plan.arranged(1, preparation(plan).buffers)[0],  # of no runtime size
         "kernels": kernels,
         "steps": steps,
         "placements": [dataclasses.asdict(placement) for placement in plan.placements],

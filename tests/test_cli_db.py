@@ -85,3 +85,21 @@ def test_stats_and_path(capsys: pytest.CaptureFixture[str], path: Path) -> None:
 def test_what_cannot_be_done_is_said(capsys: pytest.CaptureFixture[str], words: list[str], named: str) -> None:
     assert main(["db", *words]) == 2
     assert named in capsys.readouterr().err
+
+
+def test_what_ships_can_be_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    out = told(capsys, "query", "--db", "shipped", "--family", "image_filter", "--device", "h200")
+    assert "halo_tiled" in out
+    assert "(cudnn_" in out
+    assert PROBLEM not in out
+
+
+def test_a_problems_trials_become_a_study(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    import optuna
+
+    place = tmp_path / "study.db"
+    assert "3 trials" in told(capsys, "study", *PROBLEM.split(), "--storage", str(place))
+    study = optuna.load_study(study_name=PROBLEM, storage=f"sqlite:///{place}")
+    assert sorted(t.value for t in study.trials if t.value is not None) == pytest.approx([100.0, 300.0])
+    assert [t.user_attrs["status"] for t in study.trials if t.value is None] == ["hang"]
+    assert main(["db", "study", *["conv2d", "c=9", "k=9", "in=9x9", "filter=3x3"], "--storage", str(place)]) == 2

@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info
 from toy_strategy import PROBLEM, TARGET, Toy, ToyConfig, toy_seconds
 
 from convgen.problem import Conv
 from convgen.space import Config
 from convgen.strategies import get_strategy
 from convgen.tuner.candidates import Candidate, Domain
+from convgen.tuner.samplers import Prior
 from convgen.tuner.search import TURNS, Proposal, Search, random_baseline
 
 
@@ -172,3 +174,22 @@ def test_the_random_baseline_of_more_draws_than_times_is_the_least() -> None:
     for bad in (([], 3), ([1.0], 0)):
         with pytest.raises(ValueError, match="at least one"):
             random_baseline(*bad)
+
+
+def test_a_search_leaves_the_cores_to_the_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BLAS threads beside busy compile workers made a search of 10 s take 67 s."""
+    seen: list[int] = []
+
+    def blas_threads() -> list[int]:
+        return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+
+    def propose(self: Prior, records: object) -> None:
+        seen.extend(blas_threads())
+
+    before = blas_threads()
+    monkeypatch.setattr(Prior, "propose", propose)
+    search = Search(PROBLEM, TARGET, [Toy()])
+    search.ask(3)
+    assert seen
+    assert set(seen) == {1}
+    assert blas_threads() == before

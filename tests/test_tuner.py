@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,21 +89,33 @@ def test_another_process_is_served_the_same_winner(database: Database, tmp_path:
     with tuner(database, strategies=[get_strategy("direct")]) as session:
         best = session.tune(problem).best
     assert best is not None
-    environment = {**os.environ, "CONVGEN_TUNING_DB": str(tmp_path / "tuning.sqlite")}
-    command = [
-        sys.executable,
-        "-m",
-        "convgen",
-        "tune",
-        "--backend",
-        "sim",
-        "--strategy",
-        "direct",
-        *str(problem).split(),
-    ]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    with _tuning(problem, tmp_path / "tuning.sqlite") as other:
+        told, _ = other.communicate()
     assert "from the database" in told
     assert str(best.config) in told
+
+
+def test_sixteen_processes_tune_at_once(tmp_path: Path) -> None:
+    place = tmp_path / "tuning.sqlite"
+    problems = [Conv.parse(f"conv2d c={1 + i % 8} k=2 in=6 filter=3") for i in range(16)]  # each of two processes
+    running = [_tuning(problem, place, "--trials", "3", "--retune", "--jobs", "1") for problem in problems]
+    told = [process.communicate() for process in running]
+    assert [(process.returncode, errors) for process, (_, errors) in zip(running, told, strict=True)] == [(0, "")] * 16
+    with open_database(place) as database:
+        assert sorted(run.outcome for run in database.runs()) == ["finished"] * 16
+        trials = database.trials()
+    assert Counter(trial.task.problem for trial in trials) == {str(problem): 6 for problem in problems}
+
+
+def _tuning(problem: Conv, place: Path, *options: str) -> subprocess.Popen[str]:
+    command = ["tune", "--backend", "sim", "--strategy", "direct", *options, *str(problem).split()]
+    return subprocess.Popen(
+        [sys.executable, "-m", "convgen", *command],
+        env={**os.environ, "CONVGEN_TUNING_DB": str(place)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def test_simulated_times_never_serve_a_gpu(database: Database) -> None:

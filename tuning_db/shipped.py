@@ -7,7 +7,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from tuning_db.lines import read_lines
+from tuning_db.database import Database
+from tuning_db.lines import merge, read_lines
+from tuning_db.opening import open_database
 from tuning_db.records import Found, Record, Task, Toolchain, Trial
 
 WINNERS = Path(__file__).parent / "winners"
@@ -59,3 +61,11 @@ class Shipped:
 
 def _kind(task: Task) -> tuple[str, str, int, str, str, str, str]:
     return task.device, task.capability, task.sm_count, task.op, task.direction, task.dtype, task.layout
+
+
+def shipped_database() -> Database:
+    """A database in memory with all that ships, for queries. Raises DatabaseError for a file that cannot be read."""
+    database = open_database(":memory:")
+    for file in Shipped().files():
+        merge(database, file)
+    return database

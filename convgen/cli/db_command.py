@@ -1,4 +1,4 @@
-"""`convgen db query|show|stats|export|import|merge|forget|upgrade|path`."""
+"""`convgen db query|show|stats|study|export|import|merge|forget|upgrade|path`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 FIELDS = ("op", "direction", "dtype", "layout", "family", "device", "strategy", "status", "text")
 SHOWN = 15
+SHIPPED = "shipped"
+"""As `--db`: the winners that ship with the package, to be read."""
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -27,8 +29,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "db",
         help="ask, merge and tidy the tuning database",
-        description="The user's database unless --db names another. Its views winners, trials and peers can be read "
-        "with any SQLite tool as well.",
+        description="The user's database unless --db names another; --db shipped reads the winners that ship. "
+        "Its views winners, trials and peers can be read with any SQLite tool as well.",
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     filters = _filters()
@@ -48,6 +50,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     show = action("show", _show, "everything known of one problem")
     show.add_argument("problem", nargs="+", metavar="PROBLEM", help=PROBLEM_HELP)
     action("stats", _stats, "how much the database holds")
+    study = action("study", _study, "write a problem's trials as an Optuna study, which optuna-dashboard shows")
+    study.add_argument("problem", nargs="+", metavar="PROBLEM", help=PROBLEM_HELP)
+    study.add_argument("--storage", required=True, metavar="FILE|URL", help="as in trials.db, sqlite:///trials.db")
     export = action("export", _export, "write JSON Lines, in an order that makes two exports comparable", filters)
     export.add_argument("file", metavar="FILE", type=Path)
     export.add_argument("--winners", action="store_true", help="only winners, their untuned defaults, and peers")
@@ -80,7 +85,10 @@ def _filters() -> argparse.ArgumentParser:
 
 def _read(args: argparse.Namespace) -> Database:
     from tuning_db import open_database
+    from tuning_db.shipped import shipped_database
 
+    if args.db == SHIPPED:
+        return shipped_database()
     return open_database(args.db, read_only=_is_file(args.db))
 
 
@@ -123,7 +131,7 @@ def _query(args: argparse.Namespace) -> int:
             head = ("problem", "device", "strategy", "time", "default", "next strategy", "best peer")
             print(table([head, *map(_standing_row, found)], indent=""))
         else:
-            note("no winner meets the filters")
+            note(f"no winner in {database.name} meets the filters; --db {SHIPPED} asks those that ship")
     return 0
 
 
@@ -228,6 +236,21 @@ def _stats(args: argparse.Namespace) -> int:
     devices = ", ".join(found.devices) or "no device"
     print(f"{found.tasks} tasks on {devices}, {found.runs} runs, {found.peers} peers' times")
     print(f"{found.trials} trials: {statuses}")
+    return 0
+
+
+def _study(args: argparse.Namespace) -> int:
+    from convgen.tuner.study import export_study
+    from tuning_db.query import Filter
+
+    problem = str(require_conv(read_problem(args.problem)))
+    with _read(args) as database:
+        trials = database.trials(Filter(problem=problem).condition())
+    if not trials:
+        raise UsageError(f"{database.name} has no trial of {problem}: tune it first, or name another database by --db")
+    url = args.storage if "://" in args.storage else f"sqlite:///{args.storage}"
+    export_study(trials, url, problem)
+    _say(args, {"trials": len(trials), "storage": url, "study": problem}, f"{len(trials)} trials in {url}")
     return 0
 
 

@@ -79,8 +79,12 @@ def _file_of(module: str) -> Path | None:
     return Path(origin) if origin else None
 
 
-def _imports(file: Path) -> Iterable[str]:
+@functools.cache
+def _imports(file: Path) -> tuple[str, ...]:
+    found: list[str] = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module == "convgen.strategies")
+            found.append(node.module)
+            if node.module == "convgen.strategies":
+                found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return tuple(found)

@@ -11,9 +11,12 @@ uniform draws, which also tell what a blind search would have found. Strategies 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from threadpoolctl import ThreadpoolController
 
 from convgen.problem import Conv
 from convgen.space import Config
@@ -70,11 +73,13 @@ class Search:
     def ask(self, count: int) -> list[Proposal]:
         """Up to `count` legal candidates, none asked or told before; fewer only when there are no others."""
         proposals: list[Proposal] = []
-        while len(proposals) < count:
-            proposal = self._next()
-            if proposal is None:
-                break
-            proposals.append(proposal)
+        # The cores compile meanwhile. On small matrices, BLAS threads that wait for a core slow the search tenfold.
+        with _thread_pools().limit(limits=1, user_api="blas"):
+            while len(proposals) < count:
+                proposal = self._next()
+                if proposal is None:
+                    break
+                proposals.append(proposal)
         return proposals
 
     def tell(self, candidate: Candidate, seconds: float | None) -> None:
@@ -132,6 +137,12 @@ class Search:
         if not record.ask(config):
             return None
         return Proposal(Candidate(record.domain.strategy, config), sampler.origin)
+
+
+@functools.cache
+def _thread_pools() -> ThreadpoolController:
+    """Of the libraries loaded, numpy's BLAS among them."""
+    return ThreadpoolController()
 
 
 def random_baseline(random_draw_times: Sequence[float], n: int) -> float:

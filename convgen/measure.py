@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from convgen.problem import Conv, TensorSpec
 from convgen.runtime.physical import flat, stored_dtype, unflat
+from convgen.toolkit import load_cupy
 
 PROTOCOL = 2
 """Raised whenever the way of timing changes, so that stored times are never compared across.
@@ -196,20 +197,17 @@ class SharedWorkspace:
     @contextlib.contextmanager
     def one_call(self) -> Iterator[None]:
         """In it, the thread's n-th allocation is what the n-th of the call before was."""
-        import cupy
-
         self._next = 0
-        with cupy.cuda.using_allocator(self._allocate):
+        with load_cupy().cuda.using_allocator(self._allocate):
             yield
 
     def _allocate(self, nbytes: int) -> Any:
-        import cupy
-
+        pool = load_cupy().get_default_memory_pool()
         number, self._next = self._next, self._next + 1
         if number == len(self._blocks):
-            self._blocks.append(cupy.get_default_memory_pool().malloc(nbytes))
+            self._blocks.append(pool.malloc(nbytes))
         elif self._blocks[number].mem.size < nbytes:
-            self._blocks[number] = cupy.get_default_memory_pool().malloc(nbytes)
+            self._blocks[number] = pool.malloc(nbytes)
         return self._blocks[number]
 
 
@@ -267,20 +265,19 @@ class Rounds:
 
     def next(self) -> dict[str, float]:
         """Seconds of one repetition of every contestant in one more round."""
-        import cupy
-
+        cuda = load_cupy().cuda
         if self._first_seconds < DIRECT_SECONDS:
             # Once unrecorded, so that the GPU is busy while all the rest is put on the stream.
             self._order[0][1].launch()
         events = []
         for name, replay in self._order:
-            begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+            begin, end = cuda.Event(), cuda.Event()
             begin.record(self._stream)
             replay.launch()
             end.record(self._stream)
             events.append((name, replay, begin, end))
         self._stream.synchronize()
-        elapsed = {name: cupy.cuda.get_elapsed_time(begin, end) * 1e-3 for name, _, begin, end in events}
+        elapsed = {name: cuda.get_elapsed_time(begin, end) * 1e-3 for name, _, begin, end in events}
         self._order.reverse()
         self._first_seconds = elapsed[self._order[0][0]]
         return {name: elapsed[name] / replay.repetitions for name, replay, _, _ in events}
@@ -301,11 +298,10 @@ def interleave(stream: Any, replays: Mapping[str, Replay], rounds: int) -> dict[
 
 
 def _elapsed(stream: Any, launch: Callable[[], None]) -> float:
-    import cupy
-
-    begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+    cuda = load_cupy().cuda
+    begin, end = cuda.Event(), cuda.Event()
     begin.record(stream)
     launch()
     end.record(stream)
     end.synchronize()
-    return float(cupy.cuda.get_elapsed_time(begin, end)) * 1e-3
+    return float(cuda.get_elapsed_time(begin, end)) * 1e-3

@@ -172,6 +172,28 @@ class Placement:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """What rounding may do to a kernel's results: of its arithmetic, not of its inputs' and outputs' types.
+
+    An error is bounded by `growth * (2 * eps_in + steps * eps_acc) * (|x| * |w|)`, the convolution of absolute values.
+    The class of a direct kernel, `Numerics()`: one fp32 FMA a term, in any order.
+    """
+
+    steps: int | None = None
+    """Roundings of `eps_acc` that a product meets on its way into a result; None: one a term of the longest sum."""
+    eps_acc: float = 2.0**-24
+    eps_in: float = 0.0
+    """Unit roundoff of operands that are rounded once more before they are multiplied."""
+    growth: float = 1.0
+    """By how much intermediate values of an algorithm that transforms its operands may exceed what they stand for."""
+    reach: tuple[int, ...] = ()
+    """Along each spatial axis of x (dy in dgrad), how many elements before and behind those that a result depends on
+    share its intermediate values: |x| becomes the largest among so many neighbours. Empty: none."""
+    exact_on_integers: bool = True
+    """Whether sums of small integers come out without an error."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """A lowered problem, ready to be rendered, built and launched.
@@ -193,6 +215,7 @@ class Plan:
     workspace: tuple[Buffer, ...] = ()
     alignment: Mapping[str, int] = field(default_factory=dict)
     placements: tuple[Placement, ...] = ()
+    numerics: Numerics = Numerics()
     name: str = ""
     """What folders, files and reports call it; unless given, the last kernel's name."""
 

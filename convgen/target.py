@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from convgen.errors import DeviceError, UsageError
-from convgen.toolkit import INSTALL
+from convgen.toolkit import load_cupy
 
 DEFAULT_TARGET = "h200"
 
@@ -253,12 +253,10 @@ _PRESETS: Mapping[str, Target] = MappingProxyType(
 
 
 def _query(device: int | None) -> Target:
+    cuda = load_cupy().cuda
+    runtime = cuda.runtime
     try:
-        from cupy.cuda import Device, runtime
-    except ImportError as error:
-        raise DeviceError(f"CuPy is not installed, so the GPU cannot be asked: {INSTALL}") from error
-    try:
-        number = Device(device).id
+        number = cuda.Device(device).id
 
         def attribute(name: str) -> int:
             return int(runtime.deviceGetAttribute(getattr(runtime, f"cudaDevAttr{name}"), number))

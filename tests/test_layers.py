@@ -29,12 +29,13 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 OWNERS = {
     "jinja2": {"render"},
-    "cupy": {"runtime", "measure", "target", "verify", "bench"},
+    "cupy": {"toolkit", "bench"},
     "cupyx": {"reference"},
     "cuda": {"compiler", "runtime"},
     "elftools": {"simulator"},
     "ziglang": {"simulator"},
     "optuna": {"tuner"},
+    "threadpoolctl": {"tuner"},
     "rich": {"cli"},
     "torch": {"bench"},
     "cudnn": {"bench"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -422,3 +423,18 @@ def test_compare_of_nothing_and_of_other_shapes() -> None:
     assert empty.worst is None
     with pytest.raises(WrongResultError, match=r"\(1, 3, 2\): expected \(1, 2, 3\)"):
         compare(VECTOR, np.zeros((1, 3, 2)), np.zeros((1, 2, 3)), np.zeros((1, 2, 3)))
+
+
+def test_intermediate_values_that_mix_widen_the_bound_to_the_neighbourhood() -> None:
+    problem = Conv.parse("conv2d c=2 k=1 in=9x7 filter=3x3 pad=1")
+    inputs = make_inputs(problem, 3)
+    expected = reference(problem, inputs)
+    near = {**inputs, "x": inputs["x"].copy()}
+    for c, y, x in itertools.product(range(2), range(9), range(7)):
+        window = inputs["x"][0, c, max(y - 3, 0) : y + 4, max(x - 1, 0) : x + 2]
+        near["x"][0, c, y, x] = np.abs(window).max()
+    plain = ErrorModel(eps_out=0.0, eps_in=0.0, steps=1, eps_acc=0.25)
+    mixed = dataclasses.replace(plain, growth=3.0, reach=(3, 1))
+    np.testing.assert_allclose(
+        bound(problem, inputs, expected, mixed), 3 * bound(problem, near, expected, plain), rtol=1e-12
+    )

@@ -18,7 +18,7 @@ from convgen.errors import CompileError, ConvgenError, DeviceError
 from convgen.lowering import lower
 from convgen.plan import Plan
 from convgen.problem import Conv
-from convgen.reference import ErrorModel, strict_model
+from convgen.reference import ErrorModel, model_of
 from convgen.render import render
 from convgen.runtime.nvml import Nvml
 from convgen.target import Target
@@ -130,7 +130,7 @@ class GpuVenue:
             except ConvgenError as error:
                 refused[name] = sentence(error)
                 continue
-            if kernel is not None and judged(name, kernel, strict_model(judge.problem)):
+            if kernel is not None and judged(name, kernel, model_of(judge.problem, plan.numerics)):
                 kernels[name] = kernel
         for peer in self._asked(judge.problem, card):
             if isinstance(peer, Refused):

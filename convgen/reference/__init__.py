@@ -9,7 +9,7 @@ Runs on NumPy arrays or, with `xp=cupy`, on CuPy's. For tensors too large to com
 `reference_sampled`, and `indices=` of `bound` and `compare`.
 """
 
-from convgen.reference.bounds import ErrorModel, bound, exact_model, reduction_length, strict_model
+from convgen.reference.bounds import ErrorModel, bound, exact_model, model_of, reduction_length, strict_model
 from convgen.reference.compare import Comparison, Element, compare
 from convgen.reference.inputs import InputKind, make_inputs
 from convgen.reference.oracle import reference, reference_sampled, sample_indices
@@ -26,6 +26,7 @@ __all__ = [
     "encode",
     "exact_model",
     "make_inputs",
+    "model_of",
     "reduction_length",
     "reference",
     "reference_sampled",

@@ -2,9 +2,10 @@
 
     |got - ref| <= eps_out * |ref| + (2 * eps_in + steps * eps_acc) * (|x| * |w|)
 
-where |x| * |w| is the same convolution of absolute values. A chain of n fused multiply-adds of unit roundoff u errs by
-at most n * u * sum |x_i w_i| (Jeannerod and Rump, "Improved error bounds for inner products in floating-point
-arithmetic", 2013). The second term is carried through the epilogue, where each operation rounds once more in fp32.
+where |x| * |w| is the same convolution of absolute values, times what an algorithm's transforms add (`Numerics`). A
+chain of n fused multiply-adds of unit roundoff u errs by at most n * u * sum |x_i w_i| (Jeannerod and Rump, "Improved
+error bounds for inner products in floating-point arithmetic", 2013). The second term is carried through the epilogue,
+where each operation rounds once more in fp32.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy
 
+from convgen.plan import Numerics
 from convgen.problem import Conv, DType
 from convgen.reference.arrays import Array, Module, quiet
 from convgen.reference.correlation import Correlation
@@ -30,19 +32,27 @@ class ErrorModel:
     """The arithmetic of a kernel, as unit roundoffs and the length of its longest chain of additions.
 
     `eps_in` is for operands that are rounded before they are multiplied, as TF32 tensor cores do; it is 0 for a kernel
-    that reads its operands exactly, also from fp16 or bf16.
+    that reads its operands exactly, also from fp16 or bf16. `growth` and `reach` are those of `plan.Numerics`.
     """
 
     eps_out: float
     eps_in: float
     steps: int
     eps_acc: float
+    growth: float = 1.0
+    reach: tuple[int, ...] = ()
 
 
 def strict_model(problem: Conv) -> ErrorModel:
     """The direct kernel's class: operands read exactly, one fp32 (integers: int32) FMA for each term of the sum."""
-    eps_acc = 0.0 if problem.dtype.is_integer else DType.FP32.eps
-    return ErrorModel(problem.out_dtype.eps, 0.0, reduction_length(problem), eps_acc)
+    return model_of(problem, Numerics())
+
+
+def model_of(problem: Conv, numerics: Numerics) -> ErrorModel:
+    """The arithmetic of a plan's kernels on the problem."""
+    steps = reduction_length(problem) if numerics.steps is None else numerics.steps
+    eps_acc = 0.0 if problem.dtype.is_integer else numerics.eps_acc
+    return ErrorModel(problem.out_dtype.eps, numerics.eps_in, steps, eps_acc, numerics.growth, numerics.reach)
 
 
 def small_integer(problem: Conv) -> int:
@@ -50,14 +60,14 @@ def small_integer(problem: Conv) -> int:
     return max(min(4, math.isqrt((1 << 23) // max(reduction_length(problem), 1))), 1)
 
 
-def exact_model(problem: Conv) -> ErrorModel:
+def exact_model(problem: Conv, numerics: Numerics = Numerics()) -> ErrorModel:  # noqa: B008 - frozen
     """For operands that are integers up to `small_integer`: in fp32 every order of adding them up is exact.
 
     The strict bound grows with the square of a long sum's length, so that it admits even a sum that was left out; this
-    one does not. Falls back to the strict model where a sum could pass 2^24.
+    one does not. Falls back to `model_of` where a sum could pass 2^24, and for kernels that are not exact on integers.
     """
-    if reduction_length(problem) * small_integer(problem) ** 2 >= 1 << 24:
-        return strict_model(problem)
+    if not numerics.exact_on_integers or reduction_length(problem) * small_integer(problem) ** 2 >= 1 << 24:
+        return model_of(problem, numerics)
     return ErrorModel(problem.out_dtype.eps, 0.0, 0, 0.0)
 
 
@@ -87,7 +97,11 @@ def bound(
     finite, since such a value has to match exactly.
     """
     magnitudes = dict(inputs) | {name: xp.abs(inputs[name]) for name in Roles.of(problem).operands}
-    error = (2 * model.eps_in + model.steps * model.eps_acc) * accumulator(problem, magnitudes, xp, indices)
+    if model.reach:
+        spread = problem.inputs[0].name
+        magnitudes[spread] = _largest_near(magnitudes[spread], model.reach, xp)
+    rate = model.growth * (2 * model.eps_in + model.steps * model.eps_acc)
+    error = rate * accumulator(problem, magnitudes, xp, indices)
     if model.eps_acc:
         error = error + model.steps * FORMATS[DType.FP32].smallest_subnormal
     if not problem.epilogue.is_identity or problem.accumulate:
@@ -99,6 +113,27 @@ def bound(
             error = xp.where(xp.isfinite(stage.value), error, 0.0)
     rounded = error + model.eps_out * (xp.abs(reference) + error) + _conversion_floor(problem)
     return xp.where(xp.isfinite(reference), rounded, 0.0)
+
+
+def _largest_near(values: Array, reach: tuple[int, ...], xp: Module) -> Array:
+    """For each element of (N, C, spatial…) the largest within `reach` along each spatial axis, itself included."""
+    for axis, distance in enumerate(reach, start=values.ndim - len(reach)):
+        extent, done = values.shape[axis], 0
+        # By doubling: after steps that add up to d, an element holds the largest within d.
+        while done < min(distance, extent - 1):
+            step = min(max(done, 1), distance - done, extent - 1 - done)
+            lower, upper = _along(values, axis, slice(None, extent - step)), _along(values, axis, slice(step, None))
+            spread = values.copy()
+            _along(spread, axis, slice(step, None))[...] = xp.maximum(_along(spread, axis, slice(step, None)), lower)
+            _along(spread, axis, slice(None, extent - step))[...] = xp.maximum(
+                _along(spread, axis, slice(None, extent - step)), upper
+            )
+            values, done = spread, done + step
+    return values
+
+
+def _along(array: Array, axis: int, part: slice) -> Array:
+    return array[(slice(None),) * axis + (part,)]
 
 
 def _conversion_floor(problem: Conv) -> float:

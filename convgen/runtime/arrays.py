@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager
 from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple, Protocol
 
-from convgen.errors import DeviceError, UsageError
-from convgen.toolkit import INSTALL
+from convgen.errors import UsageError
+from convgen.toolkit import load_cupy
 
 # Names of array dtypes that hold a problem's element type. CuPy has no bf16 or fp8 of its own: raw bits pass.
 ACCEPTED_DTYPES = {
@@ -253,15 +253,7 @@ def _torch() -> Any:
     return sys.modules["torch"]
 
 
-@functools.cache
-def _cupy() -> Any:
-    try:
-        import cupy
-    except ImportError as error:
-        raise DeviceError(f"CuPy is not installed: {INSTALL}") from error
-    return cupy
-
-
+_cupy = functools.cache(load_cupy)
 _CUPY = _CupyLibrary()
 _TORCH = _TorchLibrary()
 libraries: dict[type, Library] = {}

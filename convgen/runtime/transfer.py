@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from convgen.toolkit import load_cupy
+
 
 @functools.cache
 def has_gpu() -> bool:
     """Whether CuPy is installed and finds a GPU."""
     try:
-        import cupy
-
-        return bool(cupy.cuda.runtime.getDeviceCount())
+        return bool(load_cupy().cuda.runtime.getDeviceCount())
     # Without a driver, a device or a library of CUDA, CuPy raises an error of another type each.
     except Exception:
         return False
@@ -23,10 +23,8 @@ def has_gpu() -> bool:
 
 def to_gpu(array: npt.NDArray[Any]) -> Any:
     """A CuPy array on the current device with the same elements in the same memory order."""
-    import cupy
-
     order = _memory_order(array.strides)
-    return cupy.asarray(np.ascontiguousarray(array.transpose(order))).transpose(np.argsort(order))
+    return load_cupy().asarray(np.ascontiguousarray(array.transpose(order))).transpose(np.argsort(order))
 
 
 def to_host(array: Any) -> npt.NDArray[Any]:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 from convgen.errors import DeviceError
 from convgen.measure import BufferSets, Replay, Rounds, SharedWorkspace, Stage, Timing, adaptive, repeat
+from convgen.plan import Numerics
 from convgen.problem import Conv
 from convgen.processes import Announce
 from convgen.runtime.cuda import CudaProgram, load
@@ -150,10 +151,10 @@ class CudaMeasurer:
             return rounds.next()[""]
 
         timing, stage = adaptive(next_round, incumbent, replay.seconds * replay.repetitions, known)
-        wrong = self._wrong_after(run, announce) if stage == "confirm" else ""
+        wrong = self._wrong_after(program.plan.numerics, run, announce) if stage == "confirm" else ""
         return wrong or (timing, stage)
 
-    def _wrong_after(self, run: Callable[[int], None], announce: Announce) -> str:
+    def _wrong_after(self, numerics: Numerics, run: Callable[[int], None], announce: Announce) -> str:
         """What is wrong with one more run, now that there were many: what they left behind must not matter."""
         assert self._sets is not None
         last = self._count - 1
@@ -164,7 +165,7 @@ class CudaMeasurer:
         announce("verify")
         oracle = self._oracle
         [output] = self._sets.outputs[last].values()
-        comparison = verify.judge(oracle, output, self._settings.seed)
+        comparison = verify.judge(oracle, numerics, output, self._settings.seed)
         return "" if comparison.ok else f"wrong when run again: {comparison.report()}"
 
     def _interleaved(

@@ -9,14 +9,14 @@ from typing import Any
 
 from convgen.compiler import Job, compile_many
 from convgen.errors import ConvgenError, DeviceError
-from convgen.plan import Plan
+from convgen.plan import Numerics, Plan
 from convgen.problem import TensorSpec
 from convgen.reference import Comparison, sample_indices
 from convgen.render import render
 from convgen.runtime.cuda import CudaProgram, load
 from convgen.runtime.physical import stored_dtype, unflat
 from convgen.simulator import FaultKind
-from convgen.toolkit import INSTALL
+from convgen.toolkit import load_cupy
 from convgen.verify.case import Settings, VerifyResult
 from convgen.verify.oracle import Oracle, Oracles, input_kinds, outcome
 
@@ -80,19 +80,16 @@ def verify_program(
     return result
 
 
-def judge(oracle: Oracle, output: Any, seed: int) -> Comparison:
+def judge(oracle: Oracle, numerics: Numerics, output: Any, seed: int) -> Comparison:
     """Hold an output against the oracle: whole, or a sample of it for a problem that is large."""
     if oracle.problem.macs <= WHOLE_MACS:
-        return oracle.judge(output)
-    return oracle.judge_sampled(output, sample_indices(oracle.problem, COMPARED_ELEMENTS, seed))
+        return oracle.judge(output, numerics)
+    return oracle.judge_sampled(output, numerics, sample_indices(oracle.problem, COMPARED_ELEMENTS, seed))
 
 
 def array_module() -> Any:
-    """CuPy. Raises DeviceError if it is not installed, or there is no GPU that it can use."""
-    try:
-        import cupy
-    except ImportError as error:
-        raise DeviceError(f"CuPy is not installed: {INSTALL}") from error
+    """CuPy. Raises DeviceError if it cannot be imported, or there is no GPU that it can use."""
+    cupy = load_cupy()
     try:
         cupy.cuda.runtime.getDevice()
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -117,7 +114,7 @@ def _run_once(
         raise DeviceError(f"{plan.name}: {error}") from error
     announce("verify")
     guards = xp.concatenate([memory[:GUARD_BYTES], memory[GUARD_BYTES + spec.nbytes :]])
-    comparison = judge(oracle, output, settings.seed)
+    comparison = judge(oracle, plan.numerics, output, settings.seed)
     if bool((guards == CANARY).all()):
         return outcome(plan, settings, oracle, comparison)
     fault = f"write beyond the ends of {spec.name}"

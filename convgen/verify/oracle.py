@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
 
-from convgen.plan import Plan
+from convgen.plan import Numerics, Plan
 from convgen.problem import Conv
 from convgen.reference import (
     Comparison,
@@ -21,10 +21,10 @@ from convgen.reference import (
     encode,
     exact_model,
     make_inputs,
+    model_of,
     reduction_length,
     reference,
     reference_sampled,
-    strict_model,
 )
 from convgen.runtime.physical import with_strides
 from convgen.simulator import FaultKind
@@ -57,10 +57,11 @@ class Oracle:
     kind: InputKind
     xp: Any = numpy
 
-    @functools.cached_property
-    def model(self) -> ErrorModel:
-        """The arithmetic that the kernel is held to."""
-        return exact_model(self.problem) if self.kind == "small_integers" else strict_model(self.problem)
+    _limits: dict[Numerics, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def model(self, numerics: Numerics) -> ErrorModel:
+        """The arithmetic that a plan's kernels are held to."""
+        return (exact_model if self.kind == "small_integers" else model_of)(self.problem, numerics)
 
     def stored(self, name: str) -> Any:
         """A tensor's values as its type stores them, in logical order."""
@@ -72,24 +73,30 @@ class Oracle:
         specs = [self.problem.tensor(name) for name in self.values]
         return {spec.name: with_strides(spec, self.stored(spec.name), self.xp) for spec in specs}
 
-    def judge(self, got: Any, indices: Any | None = None) -> Comparison:
+    def judge(self, got: Any, numerics: Numerics, indices: Any | None = None) -> Comparison:
         """Hold a whole output, or the elements at flat `indices` of it, against what is right."""
+        limit = self._limit(numerics)
         if indices is None:
-            return compare(self.problem, got, *self.whole, self.xp)
-        chosen, expected, limit = (array.ravel()[self.xp.asarray(indices)] for array in (got, *self.whole))
+            return compare(self.problem, got, self.expected, limit, self.xp)
+        chosen, expected, limit = (array.ravel()[self.xp.asarray(indices)] for array in (got, self.expected, limit))
         return compare(self.problem, chosen, expected, limit, self.xp, indices)
 
-    def judge_sampled(self, got: Any, indices: Any) -> Comparison:
+    def judge_sampled(self, got: Any, numerics: Numerics, indices: Any) -> Comparison:
         """The same for flat `indices`, without computing the rest: for outputs that are large."""
         expected = reference_sampled(self.problem, self.values, indices, self.xp)
-        limit = bound(self.problem, self.values, expected, self.model, self.xp, indices)
+        limit = bound(self.problem, self.values, expected, self.model(numerics), self.xp, indices)
         return compare(self.problem, got.ravel()[self.xp.asarray(indices)], expected, limit, self.xp, indices)
 
     @functools.cached_property
-    def whole(self) -> tuple[Any, Any]:
-        """What is right for every element of the output, and the bound of each. Computed once."""
-        expected = reference(self.problem, self.values, self.xp)
-        return expected, bound(self.problem, self.values, expected, self.model, self.xp)
+    def expected(self) -> Any:
+        """What is right for every element of the output. Computed once."""
+        return reference(self.problem, self.values, self.xp)
+
+    def _limit(self, numerics: Numerics) -> Any:
+        """The bound of each. Computed once for a kind of arithmetic."""
+        if numerics not in self._limits:
+            self._limits[numerics] = bound(self.problem, self.values, self.expected, self.model(numerics), self.xp)
+        return self._limits[numerics]
 
 
 class Oracles:
@@ -117,7 +124,7 @@ class Oracles:
         for kind in input_kinds(problem, self._settings):
             oracle = self.of(problem, kind)
             if oracle.problem.macs <= whole_macs:
-                _ = oracle.whole  # computed once, and kept
+                _ = oracle.expected  # computed once, and kept
 
 
 def input_kinds(problem: Conv, settings: Settings) -> tuple[InputKind, ...]:
@@ -158,6 +165,6 @@ def outcome(
         compared=comparison.count,
         coverage=comparison.count / size if size else 1.0,
         sanitized=sanitized,
-        exact=oracle.model.eps_acc == 0.0,
+        exact=oracle.model(plan.numerics).eps_acc == 0.0,
         faults=faults,
     )

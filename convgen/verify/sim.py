@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 
 from convgen.errors import CompileError, ConvgenError
-from convgen.plan import Plan
+from convgen.plan import Numerics, Plan
 from convgen.problem import Conv
 from convgen.reference import Comparison, encode, reduction_length
 from convgen.render import render
@@ -118,7 +118,7 @@ def verify_built(built: Built, settings: Settings, oracles: Oracles) -> VerifyRe
         oracle = oracles.of(plan.problem, kind)
         ran, output = _simulate(program, oracle, wanted.blocks)
         found = ran.report.faults
-        comparison = _compare(oracle, output, ran.written[oracle.problem.outputs[0].name])
+        comparison = _compare(oracle, plan.numerics, output, ran.written[oracle.problem.outputs[0].name])
         latest = outcome(
             plan,
             settings,
@@ -143,13 +143,13 @@ def _simulate(program: SimProgram, oracle: Oracle, blocks: BlockSample | None) -
     return program.run(inputs, {spec.name: output}, blocks=blocks, workers=1), output
 
 
-def _compare(oracle: Oracle, output: Any, written: Any) -> Comparison:
+def _compare(oracle: Oracle, numerics: Numerics, output: Any, written: Any) -> Comparison:
     if written.all() and oracle.problem.macs <= WHOLE_MACS:
-        return oracle.judge(output)
+        return oracle.judge(output, numerics)
     indices = numpy.flatnonzero(written)
     if oracle.problem.macs <= WHOLE_MACS:
-        return oracle.judge(output, indices)
+        return oracle.judge(output, numerics, indices)
     most = max(COMPARED_MACS // max(reduction_length(oracle.problem), 1), 1)
     if indices.size > most:
         indices = indices[numpy.linspace(0, indices.size - 1, most).astype(numpy.int64)]
-    return oracle.judge_sampled(output, indices)
+    return oracle.judge_sampled(output, numerics, indices)

@@ -13,7 +13,7 @@ from convgen.strategies.operands import Operand
 
 DTYPES = (DType.FP32, DType.TF32, DType.FP16, DType.BF16)
 
-MAX_LENGTH = 1 << 30
+MAX_LENGTH = 1 << 29
 """Of a sequence: kernels keep a query's and a key's number, and a window beside it, in 32 bits."""
 
 _HEADERS = {"float": "device/fp32.cuh", "__half": "device/fp16.cuh", "__nv_bfloat16": "device/bf16.cuh"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import tempfile
@@ -18,6 +17,7 @@ from convgen import __version__
 from convgen.binding import nbytes_of, preparation, required_alignment
 from convgen.compiler import Binary
 from convgen.errors import DeviceError, UsageError
+from convgen.files import write_whole
 from convgen.launcher import launcher_files
 from convgen.plan import (
     WORKSPACE_ALIGNMENT,
@@ -67,13 +67,9 @@ def write_artifacts(
     contents = {name: data for files in kinds.values() for name, data in files.items()}
     described = manifest(plan, source, binary, {name: _sha256(data) for name, data in contents.items()})
     kinds["manifest"] = {"manifest.json": (json.dumps(described, indent=2) + "\n").encode()}
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for files in kinds.values():
-            for name, data in files.items():
-                _write(directory / name, data)
-    except OSError as error:
-        raise UsageError(f"directory {directory}: cannot be written ({error.strerror})") from error
+    for files in kinds.values():
+        for name, data in files.items():
+            write_whole(directory / name, data)
     written = {kind: tuple(directory / name for name in files) for kind, files in kinds.items()}
     return Artifact(directory, written, described)
 
@@ -244,18 +240,6 @@ def find_nvdisasm() -> str | None:
     folders += [home / "bin" for home in cuda_homes()]
     found = next((folder / "nvdisasm" for folder in folders if (folder / "nvdisasm").is_file()), None)
     return str(found) if found else shutil.which("nvdisasm")
-
-
-def _write(path: Path, data: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def _sha256(data: bytes) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from convgen.compiler import compile_cuda
-from convgen.errors import CompileError, DeviceError
+from convgen.errors import CompileError, ConfigError, DeviceError
 from convgen.lowering import lower
 from convgen.plan import Plan
 from convgen.problem import Attention, Conv, Problem
@@ -97,7 +97,11 @@ def _outlook(strategy: Strategy, problem: Conv, target: Target) -> Outlook:
     reason = strategy.why_not(problem, target)
     if reason is not None:
         return Outlook(strategy.name, reason)
-    plan = lower(problem, strategy, None, target)
+    try:
+        plan = lower(problem, strategy, None, target)
+    except ConfigError as error:
+        # Its default is the most that a strategy can do.
+        return Outlook(strategy.name, str(error))
     seconds = strategy.cost(problem, plan.config, target)
     try:
         kernels = report(plan, compile_cuda(render(plan), target, name=f"{plan.name}.cu").kernels)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +117,19 @@ class Crashing(Faulty):
         os.abort()
 
 
+class Hindered(Faulty):
+    """Meets with what is wrong with the machine: no memory, or whoever kills what takes too much of it."""
+
+    name = "hindered"
+
+    def lower(self, problem: Conv, config: FaultyConfig, target: Target) -> Plan:
+        if config.fault == "kill_worker":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if config.fault == "out_of_memory":
+            raise MemoryError
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/kernel")
+
+
 class Raising(Faulty):
     """Has a bug."""
 
@@ -124,4 +139,4 @@ class Raising(Faulty):
         raise ZeroDivisionError("a bug of the strategy's")
 
 
-FAULTY, CRASHING, RAISING = Faulty(), Crashing(), Raising()
+FAULTY, CRASHING, HINDERED, RAISING = Faulty(), Crashing(), Hindered(), Raising()

@@ -9,8 +9,7 @@ from convgen.errors import NotApplicableError
 from convgen.problem import Conv
 from convgen.strategies import Strategy
 from convgen.target import Target
-from convgen.tuner.decide import Decision, decide, restored
-from convgen.tuner.keys import task_of, toolchains
+from convgen.tuner.decide import Decision, decide, stored
 from tuning_db import Layers
 
 Decide = Callable[[Conv, Target, Any], Decision]
@@ -28,8 +27,7 @@ def best_of(strategy: Strategy, problem: Conv, target: Target, layers: Layers | 
     if reason is not None:
         raise NotApplicableError(f"{strategy.name} does not apply: {reason}")
     if layers is not None:
-        found = layers.winner(task_of(problem, target), toolchains([strategy]))
-        choice = None if found is None else restored(found.trial, problem, (strategy,), target)
-        if found is not None and choice is not None:
-            return Decision(*choice, "tuned" if found.tier == "trusted" else "stale", found.trial)
+        tuned = stored(problem, target, layers, (strategy,))
+        if tuned is not None:
+            return tuned
     return Decision(strategy, strategy.default(problem, target), "predicted")

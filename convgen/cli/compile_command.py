@@ -18,7 +18,7 @@ from convgen.cli.options import (
     read_words,
     require_conv,
 )
-from convgen.cli.output import duration, note, print_json, quantity, table
+from convgen.cli.output import duration, note, print_json, printable, quantity, table
 from convgen.compiler import Binary, compile_cuda
 from convgen.errors import DeviceError
 from convgen.lowering import lower
@@ -108,7 +108,7 @@ def _text(plan: Plan, binary: Binary, artifact: Artifact, chosen: str) -> str:
     lines = [
         str(plan.problem),
         f"{plan.strategy}: {plan.config}",
-        *([chosen] if chosen else []),
+        *([printable(chosen)] if chosen else []),
         f"target {plan.target}, {binary.compiler}, compiled {origin}",
         "",
         table([row for kernel in report(plan, binary.kernels) for row in _kernel_rows(kernel)]),

@@ -81,11 +81,11 @@ def read_target(args: argparse.Namespace) -> Target:
         return Target.preset(args.target)
     if args.arch is not None:
         return Target.for_arch(args.arch)
-    gpu = gpu_target()
-    if gpu is not None:
-        return gpu
-    print(f"no GPU here: the target is {DEFAULT_TARGET}", file=sys.stderr)
-    return Target.preset(DEFAULT_TARGET)
+    try:
+        return Target.current()
+    except DeviceError as error:
+        print(f"no GPU here, so the target is {DEFAULT_TARGET} ({error})", file=sys.stderr)
+        return Target.preset(DEFAULT_TARGET)
 
 
 def gpu_target() -> Target | None:
@@ -145,3 +145,18 @@ def read_layers(place: str | None) -> Layers:
         return open_layers() if place is None else Layers(open_database(place), None, Shipped())
     except DatabaseError as error:
         raise UsageError(str(error)) from error
+
+
+def writable_layers(place: str | None) -> Layers:
+    """As `read_layers`, for what is only worth doing if it can be kept.
+
+    Raises UsageError also if the database that the environment names cannot be written.
+    """
+    from tuning_db import DatabaseError, Layers, Shipped, open_database, open_layers
+
+    try:
+        user = open_database(place)
+        user.check_writable()
+    except DatabaseError as error:
+        raise UsageError(str(error)) from error
+    return open_layers(user) if place is None else Layers(user, None, Shipped())

@@ -20,7 +20,7 @@ from convgen.tuner.keys import task_of, toolchains
 from convgen.tuner.neighbours import FARTHEST, distance
 from tuning_db import Layers, Toolchain, Trial
 
-Origin = Literal["tuned", "stale", "neighbour", "predicted"]
+Origin = Literal["tuned", "unfinished", "stale", "neighbour", "predicted"]
 
 WORSE = 1.5
 """A neighbour's config is not taken where the cost model predicts it this much slower than its strategy's default."""
@@ -31,6 +31,7 @@ class Decision:
     """A strategy and config that pass `check`, and why they were taken.
 
     tuned      the winner of this very problem and GPU, the same program as today's code makes
+    unfinished the same, of a search that was interrupted or left out strategies that apply
     stale      the same, by code or a compiler that has changed since
     neighbour  the winner of a similar problem on the same GPU
     predicted  the default that the cost model thinks fastest
@@ -49,7 +50,13 @@ class Decision:
         measured = f"{seconds:.4g} µs when it was measured on {self.trial.task.device}"
         if self.origin == "neighbour":
             return f"taken from a similar problem, {self.trial.task.problem} ({measured})"
-        return f"tuned: {measured}" + (", by code that has changed since" if self.origin == "stale" else "")
+        return f"tuned: {measured}{_RESERVES.get(self.origin, '')}"
+
+
+_RESERVES: Mapping[Origin, str] = {
+    "unfinished": ", in a search that was not finished or left out strategies; `convgen tune` goes on",
+    "stale": ", by code that has changed since",
+}
 
 
 def decide(
@@ -90,16 +97,39 @@ def known(
     problem: Conv, target: Target, layers: Layers, strategies: Sequence[Strategy], *, simulated: bool = False
 ) -> Iterator[Decision]:
     """What has been tuned, best first: the problem's own winner, then those of similar problems."""
-    current = toolchains(strategies)
-    found = layers.winner(task_of(problem, target, simulated=simulated), current)
-    if found is not None:
-        choice = restored(found.trial, problem, strategies, target)
-        if choice is not None:
-            trusted = found.tier == "trusted" or _is_same_program(
-                found.trial, lower(problem, *choice, target), current[choice[0].name], "sim" if simulated else "cuda"
-            )
-            yield Decision(*choice, "tuned" if trusted else "stale", found.trial)
+    own = stored(problem, target, layers, strategies, simulated=simulated)
+    if own is not None:
+        yield own
     yield from _neighbours(problem, target, layers, strategies, simulated)
+
+
+def stored(
+    problem: Conv, target: Target, layers: Layers, strategies: Sequence[Strategy], *, simulated: bool = False
+) -> Decision | None:
+    """The problem's own winner: of what is stored the best that is legal here. What is not is passed over, with one
+    warning."""
+    current = toolchains(strategies)
+    refused: list[str] = []
+    found = layers.winner(
+        task_of(problem, target, simulated=simulated),
+        current,
+        lambda trial: _restored(trial, problem, strategies, target, refused) is not None,
+    )
+    if refused:
+        warnings.warn(
+            f"the tuning database's config of {refused[0]}; the next best is taken. `convgen db forget` removes such, "
+            "`convgen tune --retune` replaces it",
+            stacklevel=2,
+        )
+    choice = None if found is None else _restored(found.trial, problem, strategies, target, refused)
+    if found is None or choice is None:
+        return None
+    trusted = found.tier == "trusted" or _is_same_program(
+        found.trial, lower(problem, *choice, target), current[choice[0].name], "sim" if simulated else "cuda"
+    )
+    usable = [s.name for s in strategies if s.why_not(problem, target) is None]
+    origin: Origin = "stale" if not trusted else "tuned" if layers.is_searched(found, usable) else "unfinished"
+    return Decision(*choice, origin, found.trial)
 
 
 def _is_same_program(trial: Trial, plan: Plan, current: Toolchain, backend: Backend) -> bool:
@@ -109,10 +139,10 @@ def _is_same_program(trial: Trial, plan: Plan, current: Toolchain, backend: Back
     return bool(trial.source_key) and trial.source_key == program_key(plan, render(plan), backend)
 
 
-def restored(
-    trial: Trial, problem: Conv, strategies: Sequence[Strategy], target: Target
+def _restored(
+    trial: Trial, problem: Conv, strategies: Sequence[Strategy], target: Target, refused: list[str]
 ) -> tuple[Strategy, Config] | None:
-    """A stored config, checked as a proposal would be; None, with one warning, if it is not legal here."""
+    """A stored config, checked as a proposal would be; None if it is not legal here, and then `refused` has why."""
     strategy = next((s for s in strategies if s.name == trial.strategy), None)
     if strategy is None or strategy.why_not(problem, target) is not None:
         return None
@@ -120,11 +150,7 @@ def restored(
         config = strategy.space(problem, target).config_type.from_mapping(trial.config)
         strategy.check(problem, config, target)
     except ConvgenError as error:
-        warnings.warn(
-            f"the tuning database's config of {trial.strategy} for {problem} is not legal ({error}); it is passed "
-            "over. `convgen db forget` removes it, `convgen tune` replaces it",
-            stacklevel=2,
-        )
+        refused.append(f"{trial.strategy} for {problem} is not legal ({error})")
         return None
     return strategy, config
 

@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib.util
 import sys
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from convgen.render import template_files
 from convgen.strategies import Strategy, all_strategies
 from convgen.target import Target
 from tuning_db import Task, Toolchain
+
+_parsing = threading.Lock()  # Python 3.11 counts the depth of all threads' syntax trees as one, and raises
 
 SIMULATED = "sim-"
 """Prefix of a device whose times are a cost model's: they never serve a GPU."""
@@ -82,7 +85,9 @@ def _file_of(module: str) -> Path | None:
 @functools.cache
 def _imports(file: Path) -> tuple[str, ...]:
     found: list[str] = []
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    with _parsing:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             found.append(node.module)
             if node.module == "convgen.strategies":

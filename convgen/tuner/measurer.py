@@ -51,7 +51,10 @@ class Measurer(Protocol):
         """Make the problem's inputs and what is right. Raises DeviceError or MemoryError if it cannot."""
 
     def measure(self, build: Build, incumbent: float | None, announce: Announce) -> Verdict:
-        """Verify a build that is ok and, if it is right, time it against the incumbent's seconds."""
+        """Verify a build that is ok and, if it is right, time it against the incumbent's seconds.
+
+        Raises DeviceError for what is wrong with the machine rather than with the build.
+        """
 
     def finals(self, builds: Sequence[Build], rounds: int, announce: Announce) -> Finals:
         """Time builds that were right, in one interleaved session of as many rounds for each."""

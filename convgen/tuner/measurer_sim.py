@@ -14,6 +14,7 @@ from convgen.errors import CompileError, ConvgenError, DeviceError, SimulatorFau
 from convgen.measure import adaptive
 from convgen.problem import Conv
 from convgen.processes import Announce
+from convgen.simulator import launch_timeout
 from convgen.simulator.toolchain import find_compiler
 from convgen.target import Target
 from convgen.tuner.builder import Build
@@ -37,6 +38,7 @@ class SimMeasurer:
 
     def start(self, problem: Conv, seed: int) -> None:
         find_compiler()
+        launch_timeout()
         self._settings = Settings(self._target, "sim", seed)
         self._oracles = Oracles(self._settings)
         self._oracles.prepare(problem, sim.WHOLE_MACS)

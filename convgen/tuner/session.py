@@ -73,7 +73,8 @@ class Tuner:
         self._busy = [threading.Lock() for _ in devices]
 
     def tune(self, problem: Conv, family: str = "") -> TuneResult:
-        """The best kernel: from the database if it holds one made by code as it is now, else by a search.
+        """The best kernel: from the database if it holds one of a finished search of these strategies by code as it is
+        now, else by a search, which begins with the best known.
 
         Raises NotApplicableError if no strategy applies, DeviceError if nothing can be measured. Ctrl-C and `cancel`
         end the search; what was found is recorded, and returned in the case of `cancel`.

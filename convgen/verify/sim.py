@@ -15,6 +15,7 @@ from convgen.problem import Conv
 from convgen.reference import Comparison, encode, reduction_length
 from convgen.render import render
 from convgen.runtime.sim import BlockSample, Mode, SimProgram, SimResult, build
+from convgen.simulator import launch_timeout
 from convgen.verify.case import Settings, VerifyResult
 from convgen.verify.oracle import Oracle, Oracles, fixed_batch, input_kinds, outcome
 
@@ -50,7 +51,7 @@ class Built:
 def verify_group(plans: Sequence[Plan], settings: Settings) -> list[VerifyResult | ConvgenError | MemoryError]:
     """One result or error a plan, in order; built together as far as they need the same mode.
 
-    Raises DeviceError if there is no host compiler.
+    Raises as `build_group` does.
     """
     sources = [render(plan) for plan in plans]
     started = time.perf_counter()
@@ -69,7 +70,11 @@ def verify_group(plans: Sequence[Plan], settings: Settings) -> list[VerifyResult
 
 
 def build_group(plans: Sequence[Plan], sources: Sequence[str], settings: Settings) -> list[Built]:
-    """Build rendered plans for what `settings` asks of each. Raises DeviceError if there is no host compiler."""
+    """Build rendered plans for what `settings` asks of each.
+
+    Raises DeviceError if there is no host compiler or it cannot work, UsageError for a wrong `CONVGEN_SIM_TIMEOUT`.
+    """
+    launch_timeout()
     passes = [_passes(plan.problem, settings) for plan in plans]
     programs: list[dict[Mode, SimProgram | CompileError]] = [{} for _ in plans]
     for mode in Mode:

@@ -12,8 +12,8 @@ from convgen.cli.options import quantity_at_most, read_layers, whole
 from convgen.cli.output import duration, print_json, table
 from convgen.cli.selection import add_problems, read_entries
 from convgen.errors import ConvgenError, DeviceError, NotApplicableError, UsageError, WrongResultError
-from convgen.problem import Conv
-from convgen.strategies import get_strategy
+from convgen.problem import Problem
+from convgen.strategies import get_strategy, strategies_of
 
 if TYPE_CHECKING:
     from convgen.tuner.events import Measured, TuneResult
@@ -85,10 +85,10 @@ def run(args: argparse.Namespace) -> int:
     return _status(results, failed)
 
 
-def _problems(args: argparse.Namespace) -> list[tuple[Conv, str]]:
-    chosen = [(e.problem, e.family) for e in read_entries(args) if isinstance(e.problem, Conv)]
+def _problems(args: argparse.Namespace) -> list[tuple[Problem, str]]:
+    chosen = [(e.problem, e.family) for e in read_entries(args) if strategies_of(e.problem)]
     if not chosen:
-        raise NotApplicableError("attention is described and validated, but no strategy computes it yet")
+        raise NotApplicableError("these problems are described and validated, but no strategy computes them yet")
     return list({str(problem): (problem, family) for problem, family in chosen}.values())
 
 

@@ -15,7 +15,7 @@ from convgen.compiler import Binary, compile_cuda
 from convgen.errors import CompileError, ConvgenError
 from convgen.lowering import lower
 from convgen.plan import Plan
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.processes import Announce, Child, ChildDied, ChildHung, ChildRaised, Pool, Serve
 from convgen.render import render
 from convgen.space import Config
@@ -47,7 +47,7 @@ class Build:
 
 @dataclass(frozen=True)
 class _Task:
-    problem: Conv
+    problem: Problem
     strategy: Strategy
     config: Config
     target: Target
@@ -65,7 +65,7 @@ class Builder:
         self._closed = False
         self._pool = Pool(workers, _server, backend, name="building")
 
-    def submit(self, problem: Conv, strategy: Strategy, config: Config, target: Target) -> Future[Build]:
+    def submit(self, problem: Problem, strategy: Strategy, config: Config, target: Target) -> Future[Build]:
         """Build a candidate; whatever goes wrong is the build's status. Can be cancelled until it begins.
 
         Its result raises ChildDied if the builder was closed meanwhile.

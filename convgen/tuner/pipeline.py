@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import convgen
 from convgen.measure import Timing
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.ratios import order_interval, ratios
 from convgen.strategies import Strategy
 from convgen.target import Target
@@ -50,7 +50,7 @@ LOOKAHEAD = 2
 class Assignment:
     """What a pipeline works on, and with what."""
 
-    problem: Conv
+    problem: Problem
     target: Target
     family: str
     strategies: Sequence[Strategy]

@@ -69,7 +69,7 @@ def _jinja() -> Finding:
 
 def _templates() -> Finding:
     root = template_root()
-    missing = [s.name for s in all_strategies() if not (root / "conv" / f"{s.name}.cu.j2").is_file()]
+    missing = [s.name for s in all_strategies() if not (root / s.template).is_file()]
     if missing:
         return Finding("templates", "everything", False, f"{root} lacks {', '.join(missing)}", "reinstall convgen")
     return Finding("templates", "everything", True, f"{len(all_strategies())} strategies in {root}")

@@ -47,6 +47,8 @@ class FaultyConfig(Config):
 class Faulty:
     """See `Strategy`. 2-D fprop in fp32, channels first, one group, no epilogue."""
 
+    solves = Conv
+    template = str(TEMPLATE)
     name = "faulty"
     summary = "the textbook kernel with faults to order"
 
@@ -94,7 +96,7 @@ class Faulty:
             strategy=self.name,
             config=config,
             target=target,
-            template=str(TEMPLATE),
+            template=self.template,
             constants={
                 "kernel": name, "problem": str(problem), "config": str(config), "fault": config.fault,
                 "n": problem.n, "c": problem.c, "k": problem.k, "in_h": problem.spatial[0], "in_w": problem.spatial[1],

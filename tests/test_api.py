@@ -51,7 +51,7 @@ def _check(problem: str, y: Any, **tensors: Any) -> None:
                for name, array in tensors.items()}  # fmt: skip
     expected = reference(conv, numbers)
     got = y.view(np.uint16) if y.dtype == ml_dtypes.bfloat16 else y
-    outcome = compare(conv, got, expected, bound(conv, numbers, expected, strict_model(conv)))
+    outcome = compare(conv.outputs[0], got, expected, bound(conv, numbers, expected, strict_model(conv)))
     assert outcome.ok, outcome.report()
 
 

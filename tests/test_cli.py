@@ -20,10 +20,11 @@ from convgen.compiler import nvrtc_version
 from convgen.errors import DeviceError, UsageError
 from convgen.plan import Plan
 from convgen.problem import load_suite
+from convgen.reference import convolution
 from convgen.render import render
 from convgen.strategies import all_strategies
 from convgen.target import presets
-from convgen.verify import oracle, sim
+from convgen.verify import sim
 from convgen.verify.batch import GROUP
 
 SMALL = ["conv2d", "n=2", "c=4", "in=7x6", "k=4", "filter=3x3", "pad=1"]
@@ -270,8 +271,8 @@ def test_verify_takes_a_config(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_wrong_answer_exits_with_5(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    true_reference = oracle.reference
-    monkeypatch.setattr(oracle, "reference", lambda *a: true_reference(*a) + 1)
+    right = convolution.reference
+    monkeypatch.setattr(convolution, "reference", lambda *a: {name: y + 1 for name, y in right(*a).items()})
     status, out, _ = run(capsys, "verify", *SMALL, *SIM, "--strategy", "direct", "--json")
     [result] = json_lines(out)
     assert (status, result["status"]) == (5, "wrong")
@@ -415,7 +416,7 @@ def test_files_stand_where_there_is_no_memory_to_verify(
     def exhausted(*_: object) -> None:
         raise MemoryError("49.0 GiB")
 
-    monkeypatch.setattr(oracle, "make_inputs", exhausted)
+    monkeypatch.setattr(convolution, "make_inputs", exhausted)
     status, _, err = run(capsys, "compile", *SMALL, *H200, "-o", str(tmp_path))
     assert (status, err) == (0, "not verified: too little memory: 49.0 GiB\n")
     assert len(list(tmp_path.glob("*.cubin"))) == 1
@@ -425,8 +426,8 @@ def test_files_stand_where_there_is_no_memory_to_verify(
 def test_compile_of_a_wrong_kernel_exits_with_5(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    true_reference = oracle.reference
-    monkeypatch.setattr(oracle, "reference", lambda *a: true_reference(*a) + 1)
+    right = convolution.reference
+    monkeypatch.setattr(convolution, "reference", lambda *a: {name: y + 1 for name, y in right(*a).items()})
     status, out, _ = run(capsys, "compile", *SMALL, *H200, "-o", str(tmp_path))
     assert status == 5
     assert "wrong" in out

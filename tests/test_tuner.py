@@ -110,6 +110,20 @@ def _config_known(database: Database) -> Config:
     return next(known(PROBLEM, H200, Layers(database), [FAULTY], simulated=True)).config
 
 
+def test_a_search_of_all_strategies_replaces_the_winner_of_fewer(database: Database) -> None:
+    problem = Conv.parse("conv2d c=2 k=2 in=6 filter=3")
+    with tuner(database, strategies=[get_strategy("im2col")], budget=Budget(trials=2, seconds=None)) as session:
+        first = session.tune(problem).best
+    with tuner(database, strategies=None, budget=Budget(trials=3, seconds=None)) as session:
+        second, served = session.tune(problem), session.tune(problem)
+    assert (second.outcome, served.outcome) == ("finished", "served")
+    assert first is not None
+    assert second.best is not None
+    assert served.best is not None
+    assert (served.best.strategy, served.best.config) == (second.best.strategy, second.best.config)
+    assert (served.best.seconds or 1.0) < (first.seconds or 0.0)
+
+
 def test_a_winner_that_came_without_its_run_is_served(database: Database, tmp_path: Path) -> None:
     with tuner(database) as session:
         best = session.tune(PROBLEM).best

@@ -60,7 +60,7 @@ class Chooser:
                 continue
             try:
                 plan = lower(problem, decision.strategy, decision.config, target)
-                needed = plan.workspace_bytes(problem.typical_batch)
+                needed = plan.workspace_bytes(problem.sizes)
                 if workspace_limit is not None and needed > workspace_limit:
                     least = needed if least is None else min(least, needed)
                     continue

@@ -23,7 +23,7 @@ from convgen.bench.report import (
     progress_line,
 )
 from convgen.bench.results import Entry, Results, load, merge, same_measurement, save
-from convgen.cli.options import quantity_at_most, read_layers, read_words, require_conv, whole
+from convgen.cli.options import quantity_at_most, read_layers, read_words, whole
 from convgen.cli.output import note, print_json, table
 from convgen.cli.selection import add_problems, read_entries
 from convgen.errors import CompileError, DeviceError, NotApplicableError, UsageError, WrongResultError
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 def described_key(entry: SuiteEntry) -> tuple[str, str, str, str]:
     """The key that the entry of a problem will have in the results."""
     problem = entry.problem
-    layout = problem.layout.text(problem.nd) if isinstance(problem, Conv) else problem.layout.value
+    layout = problem.layout_name
     return entry.id or str(problem), problem.dtype.value, problem.direction.value, layout
 
 
@@ -251,7 +251,9 @@ def _ladder(args: argparse.Namespace, entries: Sequence[SuiteEntry], peers: Sequ
         raise UsageError("--strategy all: expected one problem, in one dtype, direction and layout")
     if args.markdown is not None or args.plot is not None:
         raise UsageError("--strategy all prints the ladder: --markdown and --plot are for suites")
-    problem = require_conv(entries[0].problem)
+    problem = entries[0].problem
+    if not isinstance(problem, Conv):
+        raise NotApplicableError(f"a ladder of {problem.op} is not there yet; expected a convolution")
     target = _target()
 
     from convgen.bench.ladder import candidates, climb

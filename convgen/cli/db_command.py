@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convgen.cli.options import PROBLEM_HELP, read_problem, require_conv
+from convgen.cli.options import PROBLEM_HELP, read_problem
 from convgen.cli.output import duration, note, print_json, quantity, say, table
 from convgen.errors import UsageError
 from convgen.files import is_stdout, write_whole
@@ -188,7 +188,7 @@ def _coverage(args: argparse.Namespace, database: Database) -> int:
 def _show(args: argparse.Namespace) -> int:
     from tuning_db.query import Filter
 
-    where = Filter(problem=str(require_conv(read_problem(args.problem)))).condition()
+    where = Filter(problem=str(read_problem(args.problem))).condition()
     with _read(args) as database:
         trials, peers = database.trials(where), database.peers(where)
     if args.json:
@@ -245,7 +245,7 @@ def _study(args: argparse.Namespace) -> int:
     from tuning_db.engine import location
     from tuning_db.query import Filter
 
-    problem = str(require_conv(read_problem(args.problem)))
+    problem = str(read_problem(args.problem))
     url = args.storage if "://" in args.storage else f"sqlite:///{args.storage}"
     with _read(args) as database:
         trials = database.trials(Filter(problem=problem).condition())

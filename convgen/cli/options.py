@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convgen.errors import DeviceError, NotApplicableError, UsageError
-from convgen.problem import Attention, Conv, Problem, parse_problem, problem_from_json
+from convgen.lowering import why_not
+from convgen.problem import Problem, parse_problem, problem_from_json
 from convgen.problem.text import load_json
 from convgen.space import Config
 from convgen.strategies import Strategy
@@ -104,21 +105,14 @@ def read_problem(words: Sequence[str]) -> Problem:
     return parse_problem(text)
 
 
-def require_conv(problem: Problem) -> Conv:
-    """The problem itself if kernels for its kind exist. Raises NotApplicableError."""
-    if isinstance(problem, Attention):
-        raise NotApplicableError("attention is described and validated, but no strategy computes it yet")
-    return problem
-
-
-def read_config(text: str | None, strategy: Strategy, problem: Conv, target: Target) -> Config | None:
+def read_config(text: str | None, strategy: Strategy, problem: Problem, target: Target) -> Config | None:
     """The config that `--config` describes: fields it does not name are the default's. None if it was not given.
 
     Raises ConfigError, NotApplicableError.
     """
     if text is None:
         return None
-    reason = strategy.why_not(problem, target)
+    reason = why_not(problem, strategy, target)
     if reason is not None:
         raise NotApplicableError(f"{strategy.name} does not apply: {reason}")
     base: Config = strategy.default(problem, target)

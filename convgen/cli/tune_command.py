@@ -14,8 +14,8 @@ from convgen.cli.options import quantity_at_most, whole, writable_layers
 from convgen.cli.output import duration, print_json, table
 from convgen.cli.selection import add_problems, read_entries
 from convgen.errors import ConvgenError, DeviceError, NotApplicableError, UsageError, WrongResultError
-from convgen.problem import Conv
-from convgen.strategies import get_strategy
+from convgen.problem import Problem
+from convgen.strategies import get_strategy, strategies_of
 
 if TYPE_CHECKING:
     from convgen.tuner.events import Measured, TuneResult
@@ -106,10 +106,10 @@ def _saved(layers: Layers) -> Iterator[None]:
             raise ConvgenError(f"{error}: {room}, and tune again") from error
 
 
-def _problems(args: argparse.Namespace) -> list[tuple[Conv, str]]:
-    chosen = [(e.problem, e.family) for e in read_entries(args) if isinstance(e.problem, Conv)]
+def _problems(args: argparse.Namespace) -> list[tuple[Problem, str]]:
+    chosen = [(e.problem, e.family) for e in read_entries(args) if strategies_of(e.problem)]
     if not chosen:
-        raise NotApplicableError("attention is described and validated, but no strategy computes it yet")
+        raise NotApplicableError("these problems are described and validated, but no strategy computes them yet")
     return list({str(problem): (problem, family) for problem, family in chosen}.values())
 
 

@@ -16,7 +16,7 @@ from convgen.compiler import Binary, compile_cuda
 from convgen.errors import CompileError, ConvgenError, DeviceError
 from convgen.lowering import lower
 from convgen.plan import Plan
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.processes import Announce, Child, ChildDied, ChildHung, ChildNotStarted, ChildRaised, Pool, Serve
 from convgen.render import render
 from convgen.space import Config
@@ -48,7 +48,7 @@ class Build:
 
 @dataclass(frozen=True)
 class _Task:
-    problem: Conv
+    problem: Problem
     strategy: Strategy
     config: Config
     target: Target
@@ -66,7 +66,7 @@ class Builder:
         self._closed = False
         self._pool = Pool(workers, _server, backend, name="building")
 
-    def submit(self, problem: Conv, strategy: Strategy, config: Config, target: Target) -> Future[Build]:
+    def submit(self, problem: Problem, strategy: Strategy, config: Config, target: Target) -> Future[Build]:
         """Build a candidate; whatever is wrong with it is the build's status. Can be cancelled until it begins.
 
         Its result raises DeviceError for what is wrong with the machine (no compiler, memory or space), ChildDied if

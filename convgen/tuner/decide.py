@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from convgen.errors import ConvgenError, NotApplicableError, ProblemError, UsageError
-from convgen.lowering import applicable, lower
+from convgen.lowering import applicable, lower, why_not
 from convgen.plan import Plan
-from convgen.problem import Conv
+from convgen.problem import Problem, parse_problem
 from convgen.render import render
 from convgen.space import Config
-from convgen.strategies import Strategy, all_strategies
+from convgen.strategies import Strategy, strategies_of
 from convgen.target import Target
 from convgen.tuner.builder import Backend, program_key
 from convgen.tuner.keys import task_of, toolchains
@@ -60,7 +60,7 @@ _RESERVES: Mapping[Origin, str] = {
 
 
 def decide(
-    problem: Conv,
+    problem: Problem,
     target: Target,
     layers: Layers | None,
     *,
@@ -77,24 +77,24 @@ def decide(
         if workspace_limit is None:
             return decision
         plan = lower(problem, decision.strategy, decision.config, target)
-        needed = plan.workspace_bytes(problem.typical_batch)
+        needed = plan.workspace_bytes(problem.sizes)
         if needed <= workspace_limit:
             return decision
         least = needed if least is None else min(least, needed)
     raise UsageError(f"workspace_limit={workspace_limit}: {problem} needs at least {least} bytes")
 
 
-def ranked(problem: Conv, target: Target, layers: Layers | None, *, simulated: bool = False) -> Iterator[Decision]:
+def ranked(problem: Problem, target: Target, layers: Layers | None, *, simulated: bool = False) -> Iterator[Decision]:
     """Every decision there is, best first; the last ones are the defaults of all strategies that apply."""
     if layers is not None:
         # Asked first: ordering the defaults takes longer than finding a winner.
-        yield from known(problem, target, layers, all_strategies(), simulated=simulated)
+        yield from known(problem, target, layers, strategies_of(problem), simulated=simulated)
     for strategy in applicable(problem, target):
         yield Decision(strategy, strategy.default(problem, target), "predicted")
 
 
 def known(
-    problem: Conv, target: Target, layers: Layers, strategies: Sequence[Strategy], *, simulated: bool = False
+    problem: Problem, target: Target, layers: Layers, strategies: Sequence[Strategy], *, simulated: bool = False
 ) -> Iterator[Decision]:
     """What has been tuned, best first: the problem's own winner, then those of similar problems."""
     own = stored(problem, target, layers, strategies, simulated=simulated)
@@ -104,7 +104,7 @@ def known(
 
 
 def stored(
-    problem: Conv, target: Target, layers: Layers, strategies: Sequence[Strategy], *, simulated: bool = False
+    problem: Problem, target: Target, layers: Layers, strategies: Sequence[Strategy], *, simulated: bool = False
 ) -> Decision | None:
     """The problem's own winner: of what is stored the best that is legal here. What is not is passed over, with one
     warning."""
@@ -140,11 +140,11 @@ def _is_same_program(trial: Trial, plan: Plan, current: Toolchain, backend: Back
 
 
 def _restored(
-    trial: Trial, problem: Conv, strategies: Sequence[Strategy], target: Target, refused: list[str]
+    trial: Trial, problem: Problem, strategies: Sequence[Strategy], target: Target, refused: list[str]
 ) -> tuple[Strategy, Config] | None:
     """A stored config, checked as a proposal would be; None if it is not legal here, and then `refused` has why."""
     strategy = next((s for s in strategies if s.name == trial.strategy), None)
-    if strategy is None or strategy.why_not(problem, target) is not None:
+    if strategy is None or why_not(problem, strategy, target) is not None:
         return None
     try:
         config = strategy.space(problem, target).config_type.from_mapping(trial.config)
@@ -156,7 +156,7 @@ def _restored(
 
 
 def _neighbours(
-    problem: Conv, target: Target, layers: Layers, strategies: Sequence[Strategy], simulated: bool
+    problem: Problem, target: Target, layers: Layers, strategies: Sequence[Strategy], simulated: bool
 ) -> Iterator[Decision]:
     by_distance: list[tuple[float, int, Trial]] = []
     for position, trial in enumerate(layers.neighbours(task_of(problem, target, simulated=simulated))):
@@ -175,9 +175,9 @@ def _neighbours(
             yield Decision(strategy, config, "neighbour", trial)
 
 
-def _legal(strategy: Strategy, values: Mapping[str, Any], problem: Conv, target: Target) -> Config | None:
+def _legal(strategy: Strategy, values: Mapping[str, Any], problem: Problem, target: Target) -> Config | None:
     # That a neighbour's config does not fit is no fault of the database's.
-    if strategy.why_not(problem, target) is not None:
+    if why_not(problem, strategy, target) is not None:
         return None
     try:
         config = strategy.space(problem, target).config_type.from_mapping(values)
@@ -187,8 +187,8 @@ def _legal(strategy: Strategy, values: Mapping[str, Any], problem: Conv, target:
     return config
 
 
-def _parse(text: str) -> Conv | None:
+def _parse(text: str) -> Problem | None:
     try:
-        return Conv.parse(text)
+        return parse_problem(text)
     except (ProblemError, NotApplicableError):
         return None

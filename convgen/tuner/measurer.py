@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.processes import Announce
 from convgen.tuner.builder import Build
 from convgen.tuner.outcome import Outcome
@@ -47,7 +47,7 @@ class Measurer(Protocol):
     What it announces: "build", "load", "run", "verify" and "time", each round anew.
     """
 
-    def start(self, problem: Conv, seed: int) -> None:
+    def start(self, problem: Problem, seed: int) -> None:
         """Make the problem's inputs and what is right. Raises DeviceError or MemoryError if it cannot."""
 
     def measure(self, build: Build, incumbent: float | None, announce: Announce) -> Verdict:

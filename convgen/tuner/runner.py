@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 
 from convgen.errors import DeviceError
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.processes import Child, ChildDied, ChildHung, ChildLost, ChildRaised
 from convgen.target import Target
 from convgen.tuner.builder import Backend, Build
@@ -53,7 +53,7 @@ class Runner:
         """The measuring process; None while there is none."""
         return self._child.pid
 
-    def start(self, problem: Conv, seed: int = 0) -> None:
+    def start(self, problem: Problem, seed: int = 0) -> None:
         """Make ready for a problem; the process is kept. Raises DeviceError if it cannot be measured here."""
         self._assignment = Start(problem, seed)
         self._lost = 0

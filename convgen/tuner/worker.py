@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convgen.errors import ConvgenError, DeviceError
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.processes import Announce, Serve
 from convgen.target import Target
 from convgen.tuner.builder import Backend, Build
@@ -20,7 +20,7 @@ from convgen.tuner.measurer_sim import SimMeasurer
 class Start:
     """Answered by Info, or by Refusal."""
 
-    problem: Conv
+    problem: Problem
     seed: int
 
 

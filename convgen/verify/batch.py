@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 
 from convgen.errors import ConfigError, ConvgenError, DeviceError, SimulatorFault, UsageError
-from convgen.lowering import lower
+from convgen.lowering import lower, why_not
 from convgen.plan import Plan
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.processes import Announce, Child, ChildDied, ChildNotStarted, Pool, Serve
 from convgen.space import Config
 from convgen.strategies import Strategy
@@ -87,7 +87,7 @@ def _verify_shared(cases: Sequence[Case], settings: Settings) -> tuple[list[Veri
     return results, [(str(w.message), w.category, w.filename, w.lineno) for w in caught]
 
 
-def verify_problem(problem: Conv, strategy: Strategy, config: Config | None, settings: Settings) -> VerifyResult:
+def verify_problem(problem: Problem, strategy: Strategy, config: Config | None, settings: Settings) -> VerifyResult:
     """Verify one strategy on one problem; `config=None` is its default. Raises as `verify_cases` does."""
     return next(verify_cases([Case(problem, strategy, config)], settings))
 
@@ -116,7 +116,7 @@ def _lower(case: Case, settings: Settings) -> Plan | VerifyResult:
         config = None if case.config is None else case.config.as_dict()
         return VerifyResult(case.problem, case.strategy.name, settings.backend, status, reason, config)
 
-    reason = case.strategy.why_not(case.problem, settings.target)
+    reason = why_not(case.problem, case.strategy, settings.target)
     if reason is not None:
         return result("not_applicable", reason)
     try:

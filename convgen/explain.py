@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from convgen.compiler import compile_cuda
-from convgen.errors import CompileError, ConfigError, DeviceError
-from convgen.lowering import lower
+from convgen.errors import CompileError, DeviceError
+from convgen.lowering import lower, why_not
 from convgen.plan import Plan
 from convgen.problem import Problem
 from convgen.render import render
@@ -94,14 +94,10 @@ def explain_problem(problem: Problem, target: Target) -> Explanation:
 
 
 def _outlook(strategy: Strategy, problem: Problem, target: Target) -> Outlook:
-    reason = strategy.why_not(problem, target)
+    reason = why_not(problem, strategy, target)
     if reason is not None:
         return Outlook(strategy.name, reason)
-    try:
-        plan = lower(problem, strategy, None, target)
-    except ConfigError as error:
-        # Its default is the most that a strategy can do.
-        return Outlook(strategy.name, str(error))
+    plan = lower(problem, strategy, None, target)
     seconds = strategy.cost(problem, plan.config, target)
     try:
         kernels = report(plan, compile_cuda(render(plan), target, name=f"{plan.name}.cu").kernels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from convgen.errors import NotApplicableError
+from convgen.errors import ConfigError, NotApplicableError
 from convgen.plan import Plan
 from convgen.problem import Problem
 from convgen.space import Config
@@ -26,10 +26,16 @@ def lower(problem: Problem, strategy: Strategy, config: Config | None, target: T
 
 
 def why_not(problem: Problem, strategy: Strategy, target: Target) -> str | None:
-    """The reason a strategy does not apply; None if it does."""
+    """The reason a strategy does not apply, be it that not even its default fits; None if it does."""
     if not isinstance(problem, strategy.solves):
         return f"it computes no {problem.op}"
-    return strategy.why_not(problem, target)
+    reason = strategy.why_not(problem, target)
+    if reason is None:
+        try:
+            strategy.check(problem, strategy.default(problem, target), target)
+        except ConfigError as error:
+            return str(error)
+    return reason
 
 
 def applicable(problem: Problem, target: Target) -> tuple[Strategy, ...]:
@@ -37,7 +43,7 @@ def applicable(problem: Problem, target: Target) -> tuple[Strategy, ...]:
 
     Raises NotApplicableError naming every strategy's reason when there is none.
     """
-    reasons = {s: s.why_not(problem, target) for s in strategies_of(problem)}
+    reasons = {s: why_not(problem, s, target) for s in strategies_of(problem)}
     usable = [s for s, reason in reasons.items() if reason is None]
     if not usable:
         raise nothing_applies(problem, reasons)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from convgen.errors import NotApplicableError
+from convgen.lowering import why_not
 from convgen.problem import Conv
 from convgen.strategies import Strategy
 from convgen.target import Target
@@ -23,7 +24,7 @@ def decider(strategy: Strategy | None = None) -> Decide:
 
 def best_of(strategy: Strategy, problem: Conv, target: Target, layers: Layers | None) -> Decision:
     """The strategy's tuned config for this very problem, else its default. Raises NotApplicableError."""
-    reason = strategy.why_not(problem, target)
+    reason = why_not(problem, strategy, target)
     if reason is not None:
         raise NotApplicableError(f"{strategy.name} does not apply: {reason}")
     if layers is not None:

@@ -127,7 +127,7 @@ def stored(
     trusted = found.tier == "trusted" or _is_same_program(
         found.trial, lower(problem, *choice, target), current[choice[0].name], "sim" if simulated else "cuda"
     )
-    usable = [s.name for s in strategies if s.why_not(problem, target) is None]
+    usable = [s.name for s in strategies if why_not(problem, s, target) is None]
     origin: Origin = "stale" if not trusted else "tuned" if layers.is_searched(found, usable) else "unfinished"
     return Decision(*choice, origin, found.trial)
 

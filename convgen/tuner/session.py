@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from convgen.errors import ConvgenError, UsageError
-from convgen.lowering import nothing_applies
+from convgen.lowering import nothing_applies, why_not
 from convgen.measure import Timing
 from convgen.problem import Problem
 from convgen.space import Config
@@ -174,7 +174,7 @@ class Tuner:
             return Pipeline(assignment, self._builder, self._runners[device]).run(self._cancelled, self._progress)
 
     def _applicable(self, problem: Problem) -> list[Strategy]:
-        reasons = {s: s.why_not(problem, self.target) for s in self.strategies if isinstance(problem, s.solves)}
+        reasons = {s: why_not(problem, s, self.target) for s in self.strategies if isinstance(problem, s.solves)}
         usable = [s for s, reason in reasons.items() if reason is None]
         if not usable:
             raise nothing_applies(problem, reasons)

@@ -6,7 +6,7 @@ import functools
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 
-from convgen.errors import ConfigError, ConvgenError, DeviceError, SimulatorFault, UsageError
+from convgen.errors import ConvgenError, DeviceError, SimulatorFault, UsageError
 from convgen.lowering import lower, why_not
 from convgen.plan import Plan
 from convgen.problem import Problem
@@ -121,9 +121,6 @@ def _lower(case: Case, settings: Settings) -> Plan | VerifyResult:
         return result("not_applicable", reason)
     try:
         return lower(case.problem, case.strategy, case.config, settings.target)
-    except ConfigError as error:
-        # Its default is the most that a strategy can do.
-        return result("not_applicable" if case.config is None else "failed", str(error))
     except ConvgenError as error:
         return result("failed", str(error))
 

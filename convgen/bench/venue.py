@@ -24,7 +24,7 @@ from convgen.runtime.nvml import Nvml
 from convgen.target import Target
 from convgen.toolkit import INSTALL
 from convgen.tuner.decide import Decision
-from convgen.verify.oracle import fixed_batch
+from convgen.verify.oracle import fixed
 
 
 class GpuVenue:
@@ -82,7 +82,7 @@ class GpuVenue:
     @contextlib.contextmanager
     def open(self, problem: Conv, ours: Mapping[str, Decision]) -> Iterator[tuple[Card, Lineup]]:
         """See `session.Venue`. Memory that is short is tried again with fewer buffers."""
-        judge = Judge(fixed_batch(problem), self._cupy, self._seed)
+        judge = Judge(problem.with_sizes(fixed(problem).sizes), self._cupy, self._seed)
         with contextlib.ExitStack() as stack:
             for l2_bytes in (self.target.l2_bytes, 0):
                 self._release()

@@ -7,8 +7,10 @@ from convgen.problem.attention_words import Align, Bias, Mask, Varlen
 from convgen.problem.conv import Conv
 from convgen.problem.dtype import Accuracy, AttentionLayout, Direction, DType, Layout, PadMode
 from convgen.problem.epilogue import Activation, Epilogue, fold_batch_norm
-from convgen.problem.forms import Problem, parse_problem, problem_from_json
+from convgen.problem.forms import parse_problem, problem_from_json
+from convgen.problem.protocol import Problem
 from convgen.problem.size import RuntimeSize
+from convgen.problem.sizes import Sizes
 from convgen.problem.suite import SuiteEntry, expand_entry, load_suite, shipped_suites
 from convgen.problem.tensor import TensorSpec
 
@@ -28,6 +30,7 @@ __all__ = [
     "PadMode",
     "Problem",
     "RuntimeSize",
+    "Sizes",
     "SuiteEntry",
     "TensorSpec",
     "Varlen",

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 
 from convgen.problem.attention import Attention
 from convgen.problem.conv import Conv
+from convgen.problem.protocol import Problem
 from convgen.problem.text import tokens
 
 __all__ = ["Problem", "parse_problem", "problem_from_json"]
-
-Problem = Conv | Attention
 
 
 def parse_problem(text: str) -> Problem:

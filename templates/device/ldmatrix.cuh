@@ -14,9 +14,9 @@ __device__ __forceinline__ void ldmatrix(unsigned& r0, const void* row) {
 #else
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
     if constexpr (kTransposed)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];" : "=r"(r0) : "r"(address) : "memory");
+        asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 { %0}, [%1];" : "=r"(r0) : "r"(address) : "memory");
     else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r0) : "r"(address) : "memory");
+        asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 { %0}, [%1];" : "=r"(r0) : "r"(address) : "memory");
 #endif
 }
 
@@ -30,10 +30,10 @@ __device__ __forceinline__ void ldmatrix(unsigned& r0, unsigned& r1, const void*
 #else
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
     if constexpr (kTransposed)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 { %0, %1}, [%2];"
                      : "=r"(r0), "=r"(r1) : "r"(address) : "memory");
     else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 { %0, %1}, [%2];"
                      : "=r"(r0), "=r"(r1) : "r"(address) : "memory");
 #endif
 }
@@ -50,10 +50,10 @@ __device__ __forceinline__ void ldmatrix(unsigned& r0, unsigned& r1, unsigned& r
 #else
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
     if constexpr (kTransposed)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 { %0, %1, %2, %3}, [%4];"
                      : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3) : "r"(address) : "memory");
     else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
                      : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3) : "r"(address) : "memory");
 #endif
 }

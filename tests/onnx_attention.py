@@ -1,7 +1,7 @@
 """ONNX's own backend tests of Attention (opsets 23 to 25), as problems.
 
-A cache that a node is given as past_key and past_value is put before the new keys here, as the operator does. Lengths of
-an external cache (nonpad_kv_seqlen) become, with the window that they shift, a boolean mask.
+A cache that a node is given as past_key and past_value is put before the new keys here, as the operator does. Lengths
+of an external cache (nonpad_kv_seqlen) become, with the window that they shift, a boolean mask.
 """
 
 from __future__ import annotations

@@ -4,12 +4,13 @@ Scores x[i, j] of a query and a key that it sees, weights w = softmax(x), o = w 
 errors of at most E, in fp32, and exponentials of their distance D = max(x) - x from the row's maximum, has weights that
 are off by a factor within exp(±eta) of
 
-    eta = E + 6 u D + 2^-21         u = 2^-24
+    eta = E + 6 u D + 2^-20         u = 2^-24
 
 because the exponential turns the absolute error of its argument into a relative one: a product of D by log2(e) and the
 sum before it round by u D each, once where a weight is computed and once more where a later, larger maximum scales it
-down (the steps of the maximum telescope to at most D). 2^-21 are two hardware exponentials. Since o is the weighted
-mean of v, what all weights of a row share cancels, and with d = exp(eta) - 1
+down (the steps of the maximum telescope to at most D). 2^-20 are two hardware exponentials, and what an exponent loses
+by a shift that lags behind the maximum by a few units. Since o is the weighted mean of v, what all weights of a row
+share cancels, and with d = exp(eta) - 1
 
     |o' - o| <= (sum of w d |v| + |o| sum of w d) / (1 - sum of w d)
 
@@ -19,8 +20,8 @@ own sum takes them in fp32. Below the smallest normal number of that type the ro
 such weights stand beside the largest, 1.
 
 E grows with the dot product of absolute values: |scale| |q| |k| (head_dim eps_acc + 3 u). So it is small for peaked
-rows of short vectors, and large where large terms cancel. A softcap flattens it, and adds 8 u cap for its tanh; bias and
-ALiBi round once a term.
+rows of short vectors, and large where large terms cancel. A softcap flattens it, and adds 8 u cap for its tanh; bias
+and ALiBi round once a term.
 
 lse = max + log(sum) inherits log(1 + d) of the weights, and the roundings of its last steps.
 """
@@ -41,7 +42,7 @@ from convgen.reference.rounding import FORMATS, round_to
 from convgen.reference.sampled import Indices
 
 _U = DType.FP32.eps
-_EXPONENTIAL = 2.0**-21
+_EXPONENTIAL = 2.0**-20
 _TANH = 8 * _U
 _LAST_STEPS = 16 * _U
 """Sums of a row's parts in the end, the reciprocal and the product with it."""
@@ -61,8 +62,8 @@ def make_inputs(problem: Attention, seed: int, kind: str = "normal", xp: Module 
     positive        uniform in (0, 1): nothing cancels
     small_integers  -2 … 2 in q and k, -4 … 4 in v: products are exact, exponentials are not
     peaked          q and k 6 times as large: scores differ by hundreds, and nearly all of a row's weight is on one key
-    specials        normal, but one in 70 elements of q is NaN or an infinity, one in 200 of k NaN, and a bias hides keys
-                    by -infinity
+    specials        normal, but one in 70 elements of q is NaN or an infinity, one in 200 of k NaN, and one in ten of a
+                    bias -infinity, which hides
 
     A mask hides a quarter of the keys, and all of them from a tenth of its rows. ALiBi's slopes are those of its paper.
     """
@@ -106,8 +107,8 @@ def reference(problem: Attention, inputs: Mapping[str, Array], xp: Module = nump
     """o (B, H_q, S_q, D_v), and lse (B, H_q, S_q) if the problem asks for it, in float64.
 
     `inputs` holds the problem's inputs by name in logical order, NumPy's or CuPy's as `xp` says; sizes known at run
-    time are those of the arrays. What lies in k where a query does not see it never shows; v has to be finite, because a
-    kernel multiplies it by a weight of 0. Not for varlen, paged and bprop problems.
+    time are those of the arrays. What lies in k where a query does not see it never shows; v has to be finite, because
+    a kernel multiplies it by a weight of 0. Not for varlen, paged and bprop problems.
     """
     fixed = problem_of(problem, inputs)
     found = {spec.name: xp.zeros(spec.shape) for spec in fixed.outputs}

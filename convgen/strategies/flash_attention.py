@@ -67,7 +67,9 @@ class FlashAttention:
                 "buffers": (1, 2, 3),
                 "q_in_registers": (False, True) if mma else (False,),
                 "pack_heads": (False, True) if problem.heads_q != problem.heads_kv else (False,),
-                "splits": tuple(s for s in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if s == 1 or 16 * s <= keys),
+                "splits": tuple(
+                    s for s in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if s == 1 or 16 * s <= keys
+                ),
             },
         )
 
@@ -75,7 +77,9 @@ class FlashAttention:
         c = config
         rules.one_of(c, "products", ("mma", "fma"))
         if c.products == "mma" and not _has_mma(problem, target):
-            raise ConfigError(f"products=mma: no tensor core of {target.arch} multiplies {problem.dtype.value} as exactly")
+            raise ConfigError(
+                f"products=mma: no tensor core of {target.arch} multiplies {problem.dtype.value} as exactly"
+            )
         if c.products == "fma" and c.q_in_registers:
             raise ConfigError("q_in_registers=yes: products=fma reads rows of q where it multiplies them")
         for field in ("row_tiles", "warps_q", "warps_kv", "block_kv", "buffers", "splits"):
@@ -112,15 +116,14 @@ class FlashAttention:
         mma = _has_mma(problem, target)
         group = problem.heads_q // problem.heads_kv
         _, queries, _ = problem.typical_sizes
-        widest = max(problem.head_dim, problem.head_dim_v)
         packs = group > 1 and queries <= 16
         rows = queries * (group if packs else 1)
         few = rows <= 32
         if few:
             tiles = [(1, -(-rows // 16), 4, 128, 2), (1, -(-rows // 16), 4, 64, 2), (1, -(-rows // 16), 2, 32, 1)]
-        elif mma and widest <= 64:
-            tiles = [(2, 4, 1, 128, 1), (2, 4, 1, 64, 1)]
-        elif mma and widest <= 128:
+        elif mma and problem.head_dim_v <= 64:
+            tiles = [(2, 4, 1, 64, 2)]
+        elif mma and problem.head_dim_v <= 128:
             tiles = [(2, 4, 1, 64, 1)]
         elif mma:
             tiles = [(1, 8, 1, 64, 1), (1, 4, 1, 64, 1)]
@@ -132,7 +135,7 @@ class FlashAttention:
                 warps_q //= 2
             config = FlashAttentionConfig(
                 "mma" if mma else "fma", row_tiles, warps_q, warps_kv, block_kv, buffers,
-                mma and held and row_tiles * problem.head_dim <= 128, packs, 1,
+                mma and held and row_tiles * max(problem.head_dim, problem.head_dim_v) <= 128, packs, 1,
             )  # fmt: skip
             try:
                 self.check(problem, config, target)
@@ -293,7 +296,10 @@ def _placements(problem: Attention, c: FlashAttentionConfig) -> tuple[Placement,
         Placement("k, v", "shared", tiles, f"{c.buffers} tiles of each, one multiplied while the next ones travel"),
         Placement("scores", "registers", 2 * c.row_tiles * c.warp_keys, "never in memory; as weights, an operand"),
         Placement("sums", "registers", 2 * c.row_tiles * tiling.width_v(problem), "fp32, scaled when the shift moves"),
-        *((Placement("partial", "global", partial, "sums of each part of the keys, joined in order"),) * (c.splits > 1)),
+        *(
+            (Placement("partial", "global", partial, "sums of each part of the keys, joined in order"),)
+            * (c.splits > 1)
+        ),
     )
 
 

@@ -83,5 +83,3 @@ def _pipes(
         return exponentials
     rate = target.peak.of(problem.dtype.value) * (MMA_SYNC if target.compute_capability >= (9, 0) else 0.9)
     return math.hypot(2 * warp_steps * pairs / rate, exponentials)
-
-

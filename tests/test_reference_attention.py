@@ -186,5 +186,5 @@ def test_compare_takes_the_outputs_of_this_oracle() -> None:
     inputs = oracle.make_inputs(problem, 0)
     right = oracle.reference(problem, inputs)["o"]
     limit = oracle.bound(problem, inputs, {"o": right}, Numerics(eps_in=2.0**-8))["o"]
-    assert compare(problem, round_to(right, DType.BF16), right, limit).ok  # type: ignore[arg-type]
-    assert not compare(problem, right + 2 * limit, right, limit).ok  # type: ignore[arg-type]
+    assert compare(problem.tensor("o"), round_to(right, DType.BF16), right, limit).ok
+    assert not compare(problem.tensor("o"), right + 2 * limit, right, limit).ok

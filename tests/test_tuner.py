@@ -150,7 +150,8 @@ def test_sixteen_processes_tune_at_once(tmp_path: Path) -> None:
     problems = [Conv.parse(f"conv2d c={1 + i % 8} k=2 in=6 filter=3") for i in range(16)]  # each of two processes
     running = [_tuning(problem, place, "--trials", "3", "--retune", "--jobs", "1") for problem in problems]
     told = [process.communicate() for process in running]
-    assert [(process.returncode, errors) for process, (_, errors) in zip(running, told, strict=True)] == [(0, "")] * 16
+    assert [process.returncode for process in running] == [0] * 16
+    assert [errors for _, errors in told if "convgen:" in errors] == []  # on a slow machine they tell their progress
     with open_database(place) as database:
         assert sorted(run.outcome for run in database.runs()) == ["finished"] * 16
         trials = database.trials()

@@ -7,13 +7,13 @@ from typing import Any
 
 from convgen.errors import NotApplicableError
 from convgen.lowering import why_not
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.strategies import Strategy
 from convgen.target import Target
 from convgen.tuner.decide import Decision, decide, stored
 from tuning_db import Layers
 
-Decide = Callable[[Conv, Target, Any], Decision]
+Decide = Callable[[Problem, Target, Any], Decision]
 """As `tuner.decide.decide`: the best known kernel by what is known to some layers, None for no database."""
 
 
@@ -22,7 +22,7 @@ def decider(strategy: Strategy | None = None) -> Decide:
     return decide if strategy is None else lambda problem, target, layers: best_of(strategy, problem, target, layers)
 
 
-def best_of(strategy: Strategy, problem: Conv, target: Target, layers: Layers | None) -> Decision:
+def best_of(strategy: Strategy, problem: Problem, target: Target, layers: Layers | None) -> Decision:
     """The strategy's tuned config for this very problem, else its default. Raises NotApplicableError."""
     reason = why_not(problem, strategy, target)
     if reason is not None:

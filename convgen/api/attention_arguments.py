@@ -76,7 +76,7 @@ def request(arrays: Mapping[str, Described], options: Options) -> Request:
     dtype = _dtype(arrays)
     mask, kind, axes = _mask(arrays.get("attn_mask"), dtype, (batch, heads_q, queries, keys))
     left, right = _window(options)
-    whole = (left, right) != (None, None)
+    has_diagonal = (left, right) != (None, None) or "alibi_slopes" in arrays
     try:
         problem = Attention.of(
             batch=batch,
@@ -87,7 +87,7 @@ def request(arrays: Mapping[str, Described], options: Options) -> Request:
             head_dim=width,
             head_dim_v=v.shape[3],
             window=(left, right),
-            align=options.align if whole else None,
+            align=options.align if has_diagonal else None,
             softcap=options.softcap,
             scale=options.scale,
             dtype=DTYPES[dtype],

@@ -212,7 +212,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"window": (-2, 0)}, ProblemError, "window"),
     ({"softcap": -1.0}, ProblemError, "softcap"),
     ({"scale": "x"}, ProblemError, "scale"),
-    ({"align": "middle", "is_causal": True}, ProblemError, "align"),
+    ({"align": "middle"}, UsageError, "align=.middle."),
     ({"accuracy": "most"}, ProblemError, "accuracy"),
     ({"attn_mask": np.ones((5, 7), bool)}, UsageError, r"attn_mask has shape \(5, 7\)"),
     ({"attn_mask": np.ones((5, 6), np.float64)}, UsageError, "attn_mask is float64"),

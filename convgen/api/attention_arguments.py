@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from convgen.api.arguments import DTYPES, Described
 from convgen.errors import ProblemError, UsageError
-from convgen.problem import Attention, AttentionLayout, DType, RuntimeSize, TensorSpec
+from convgen.problem import Align, Attention, AttentionLayout, DType, RuntimeSize, TensorSpec
 from convgen.problem.values import size
 
 FEW_QUERIES = 16
@@ -125,6 +125,8 @@ def request(arrays: Mapping[str, Described], options: Options) -> Request:
 def _check_options(options: Options) -> None:
     if options.dropout_p != 0:
         raise UsageError(f"dropout_p={options.dropout_p!r}: expected 0, because there is no dropout yet")
+    if options.align not in list(Align):
+        raise UsageError(f"align={options.align!r}: expected {' or '.join(Align)}")
     for name in ("is_causal", "enable_gqa", "return_lse"):
         if not isinstance(getattr(options, name), bool):
             raise UsageError(f"{name}={getattr(options, name)!r}: expected True or False")

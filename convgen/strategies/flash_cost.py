@@ -29,15 +29,8 @@ STEP_WAIT, BUFFERED_WAIT = 500, 150
 
 def seconds(problem: Attention, c: FlashAttentionConfig, target: Target) -> float:
     """Predicted seconds of the kernel, and of the one that joins parts."""
-    batch, queries, keys = problem.typical_sizes
-    units = batch * problem.heads_q // tiling.pack(problem, c)
-    tiles = -(-tiling.row_count(problem, c) // c.block_q)
-    share = problem.visible_pairs / max(queries * keys, 1)
-    margin = 0.5 * (c.block_q / tiling.pack(problem, c) + c.block_kv) / max(keys, 1) if share < 1 else 0.0
-    visited = min(share + margin, 1.0) * keys
-    steps = max(-(-visited // c.block_kv) / c.splits, 1.0)
-    blocks = max(units * tiles * c.splits, 1)
-
+    batch, queries, _ = problem.typical_sizes
+    blocks, steps = _blocks(problem, c), _steps(problem, c)
     item = problem.dtype.itemsize
     width_k, width_v = tiling.width_k(problem, c), tiling.width_v(problem)
     rows, warp_keys = 16 * c.row_tiles, c.warp_keys
@@ -62,7 +55,7 @@ def seconds(problem: Attention, c: FlashAttentionConfig, target: Target) -> floa
         instructions=THREAD + 2 * c.row_tiles * width_v / 4 + steps * per_step,
         wavefronts=steps * (wavefronts + 4 * copies),
         waits=steps * (STEP_WAIT if c.buffers == 1 else BUFFERED_WAIT),
-        l2_bytes=blocks * (steps * c.block_kv * (width_k + width_v) + c.block_q * width_k) * item,
+        l2_bytes=l2_bytes(problem, c),
         dram_bytes=problem.bytes,
         least_blocks=tiling.resident(problem, c, target),
     )
@@ -72,6 +65,25 @@ def seconds(problem: Attention, c: FlashAttentionConfig, target: Target) -> floa
         partial = 4.0 * c.splits * batch * problem.heads_q * queries * width_v
         total += LAUNCH_SECONDS + 2 * partial / target.attainable.bandwidth
     return total
+
+
+def l2_bytes(problem: Attention, c: FlashAttentionConfig) -> float:
+    """What blocks read: their rows once, keys and values that any of the rows sees once a tile of rows."""
+    of_keys = _steps(problem, c) * c.block_kv * (problem.head_dim + problem.head_dim_v)
+    return _blocks(problem, c) * (of_keys + c.block_q * problem.head_dim) * problem.dtype.itemsize
+
+
+def _blocks(problem: Attention, c: FlashAttentionConfig) -> int:
+    units = problem.typical_sizes[0] * problem.heads_q // tiling.pack(problem, c)
+    return max(units * -(-tiling.row_count(problem, c) // c.block_q) * c.splits, 1)
+
+
+def _steps(problem: Attention, c: FlashAttentionConfig) -> float:
+    """Over keys, of a block on average."""
+    _, queries, keys = problem.typical_sizes
+    share = problem.visible_pairs / max(queries * keys, 1)
+    margin = 0.5 * (c.block_q / tiling.pack(problem, c) + c.block_kv) / max(keys, 1) if share < 1 else 0.0
+    return max(-(-min(share + margin, 1.0) * keys // c.block_kv) / c.splits, 1.0)
 
 
 def _pipes(

@@ -127,9 +127,14 @@ def stored(
     trusted = found.tier == "trusted" or _is_same_program(
         found.trial, lower(problem, *choice, target), current[choice[0].name], "sim" if simulated else "cuda"
     )
-    usable = [s.name for s in strategies if why_not(problem, s, target) is None]
-    origin: Origin = "stale" if not trusted else "tuned" if layers.is_searched(found, usable) else "unfinished"
-    return Decision(*choice, origin, found.trial)
+    if not trusted:
+        return Decision(*choice, "stale", found.trial)
+    # Defaults take longer to settle than all of this, so whether they fit is asked only if it matters.
+    claiming = [s for s in strategies if isinstance(problem, s.solves) and s.why_not(problem, target) is None]
+    searched = layers.is_searched(found, [s.name for s in claiming]) or layers.is_searched(
+        found, [s.name for s in claiming if why_not(problem, s, target) is None]
+    )
+    return Decision(*choice, "tuned" if searched else "unfinished", found.trial)
 
 
 def _is_same_program(trial: Trial, plan: Plan, current: Toolchain, backend: Backend) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -28,6 +29,11 @@ MAX_HEAD_DIM = 576
 MAX_SPLITS = 128
 MAX_GRID = (1 << 31) - 1
 COMBINE_THREADS = 64
+FEWEST_BLOCKS, EVEN_ENOUGH = 1.9, 0.85
+"""Of a multiprocessor, so that one computes while another waits; and of the best use of all of them."""
+FEW_ROWS = 32
+"""Of a tile, up to which its warps share out the keys."""
+MOSTLY_BUSY = 0.8
 LEAST_SCALE = 1e-30
 """From which on the scale is part of the exponent: the largest score is then the largest logit."""
 
@@ -118,9 +124,10 @@ class FlashAttention:
         _, queries, _ = problem.typical_sizes
         packs = group > 1 and queries <= 16
         rows = queries * (group if packs else 1)
-        few = rows <= 32
+        few = rows <= FEW_ROWS
         if few:
-            tiles = [(1, -(-rows // 16), 4, 128, 2), (1, -(-rows // 16), 4, 64, 2), (1, -(-rows // 16), 2, 32, 1)]
+            buffers = 2 if max(problem.head_dim, problem.head_dim_v) <= 128 else 1
+            tiles = [(1, -(-rows // 16), 4, 64, buffers), (1, -(-rows // 16), 2, 32, 1)]
         elif mma and problem.head_dim_v <= 64:
             tiles = [(2, 4, 1, 64, 2)]
         elif mma and problem.head_dim_v <= 128:
@@ -144,13 +151,23 @@ class FlashAttention:
             yield self._split(problem, config, target)
 
     def _split(self, problem: Attention, config: FlashAttentionConfig, target: Target) -> FlashAttentionConfig:
-        """The config with keys split until every multiprocessor has its blocks, where there are so few of them."""
+        """The config with keys split no further than keeps nearly all multiprocessors busy.
+
+        Every part writes the sums of all its rows, so where those are many, idle multiprocessors cost less.
+        """
         batch, _, keys = problem.typical_sizes
-        blocks = batch * problem.heads_q // tiling.pack(problem, config)
-        blocks *= -(-tiling.row_count(problem, config) // config.block_q)
-        wanted = target.sm_count * tiling.resident(problem, config, target) // max(blocks, 1)
-        steps = max(keys // config.block_kv // 2, 1)
-        return dataclasses.replace(config, splits=max(min(wanted, steps, MAX_SPLITS), 1))
+        blocks = max(batch * problem.heads_q // tiling.pack(problem, config), 1)
+        blocks *= max(-(-tiling.row_count(problem, config) // config.block_q), 1)
+        most = max(min(keys // config.block_kv // 2, MAX_SPLITS), 1)
+        if blocks >= MOSTLY_BUSY * target.sm_count and tiling.row_count(problem, config) > FEW_ROWS:
+            return config
+
+        def even(splits: int) -> float:
+            each = blocks * splits / target.sm_count
+            return min(each / FEWEST_BLOCKS, 1.0) * each / math.ceil(each)
+
+        best = max(map(even, range(1, most + 1)))
+        return dataclasses.replace(config, splits=next(s for s in range(1, most + 1) if even(s) >= EVEN_ENOUGH * best))
 
     def cost(self, problem: Attention, config: FlashAttentionConfig, target: Target) -> float:
         return flash_cost.seconds(problem, config, target)

@@ -117,7 +117,9 @@ class ImplicitGemm:
     def _check_numerics(self, problem: Conv, g: Gather, c: ImplicitGemmConfig) -> None:
         allowed = (1, 3) if problem.dtype is DType.FP32 else (1,)
         if c.products not in allowed:
-            raise ConfigError(f"products={c.products}: expected {' or '.join(map(str, allowed))} for {problem.dtype.value}")
+            raise ConfigError(
+                f"products={c.products}: expected {' or '.join(map(str, allowed))} for {problem.dtype.value}"
+            )
         if problem.accuracy is Accuracy.FAST:
             return
         eps_in = 0.0 if problem.dtype is DType.TF32 else tiling.eps_in(problem.dtype, c)
@@ -243,8 +245,7 @@ def _stays_inside(axis: Axis) -> bool:
     spread, step = phases.spread(axis), axis.step if axis.divisor == 1 else 1
     reaches = [(phase, (phase.taps - 1) * spread) for phase in phases.phases(axis) if phase.taps]
     return all(
-        phase.start + min(reach, 0) >= 0
-        and phase.start + (phase.out - 1) * step + max(reach, 0) < axis.source
+        phase.start + min(reach, 0) >= 0 and phase.start + (phase.out - 1) * step + max(reach, 0) < axis.source
         for phase, reach in reaches
     )
 

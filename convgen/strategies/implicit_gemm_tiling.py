@@ -189,9 +189,7 @@ def filter_step(g: Gather) -> int | None:
 
 
 def _filter_terms(g: Gather) -> tuple[matrix_form.Index, ...]:
-    taps = tuple(
-        (max(phase.taps for phase in phases.phases(a)), a.w_stride * phases.tap_step(a)) for a in g.axes
-    )
+    taps = tuple((max(phase.taps for phase in phases.phases(a)), a.w_stride * phases.tap_step(a)) for a in g.axes)
     if g.q is None:  # the outermost index, of an extent that is not known, never runs on
         return ((2, g.w_q), *matrix_form.merged(taps))
     q = (g.q, g.w_q)

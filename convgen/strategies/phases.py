@@ -62,7 +62,12 @@ def most_terms(axis: Axis) -> int:
         apart = spread(axis)
         # Where the window of taps begins or ends at an edge of x, and at the first and the last result.
         reach = (phase.taps - 1) * apart
-        edges = (-phase.start, -phase.start - reach, axis.source - 1 - phase.start, axis.source - 1 - phase.start - reach)
+        edges = (
+            -phase.start,
+            -phase.start - reach,
+            axis.source - 1 - phase.start,
+            axis.source - 1 - phase.start - reach,
+        )
         for at in (0, phase.out - 1, *(edge // step for edge in edges), *(-(-edge // step) for edge in edges)):
             if 0 <= at < phase.out:
                 begin = phase.start + at * step

@@ -9,13 +9,12 @@ parts added in a fixed order.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from convgen.errors import ConfigError
 from convgen.gather import Axis, Gather, gather
 from convgen.plan import Launch, Numerics, Placement, Plan
-from convgen.problem import Accuracy, Conv, DType, PadMode
+from convgen.problem import Accuracy, Conv, DType
 from convgen.space import Space
 from convgen.strategies import common, descent, implicit_gemm_cost, matrix_form, operands, partial_sums, phases, rules
 from convgen.strategies import implicit_gemm_tiling as tiling
@@ -153,7 +152,7 @@ class ImplicitGemm:
         block_m = min(max(common.power_of_two_at_least(g.m), 16), 64)
         block_n = min(max(common.power_of_two_at_least(columns), 32), 64)
         block_k = 2 * tiling.STEP_BYTES // g.x.dtype.itemsize
-        return ImplicitGemmConfig(block_m, block_n, block_k, min(block_m // 16, 2), 2, 2, 1, 1, products)
+        return ImplicitGemmConfig(block_m, block_n, block_k, min(block_m // 16, 2), block_n // 16, 2, 1, 1, products)
 
     def cost(self, problem: Conv, config: ImplicitGemmConfig, target: Target) -> float:
         return implicit_gemm_cost.seconds(problem, _product(problem), config, target)

@@ -272,14 +272,17 @@ def registers(g: Gather, c: ImplicitGemmConfig) -> int:
     sums = c.warp_m * c.warp_n // 32 * (2 if c.products == 3 else 1)
     fragments = c.warp_n // MMA_COLUMNS * 4 + c.warp_m // MMA_CHANNELS * 2
     fragments *= 3 if c.products == 3 else 2
-    x, w = x_access(g), w_access(g)
+    item, x, w = g.x.dtype.itemsize, x_access(g), w_access(g)
     places = (rounds(c.block_n, x, c) * (2 + len(g.axes)) if x.along_terms else 4) + 2 * rounds(c.block_m, w, c)
-    held = sum(
-        rounds(extent, access, c)
-        for extent, access in ((c.block_n, x), (c.block_m, w))
-        if access.width * g.x.dtype.itemsize < LEAST_ASYNC
-    )
-    return sums + fragments + places + held + 36
+    others = 36
+    for extent, access in ((c.block_n, x), (c.block_m, w)):
+        if access.width * item < LEAST_ASYNC:
+            others += rounds(extent, access, c)  # on their way
+        if not access.along_terms:
+            others += rounds(extent, access, c) // 4 + (
+                8 if item == 4 else 0
+            )  # terms to find, elements to read one by one
+    return sums + fragments + places + others
 
 
 def resident(g: Gather, c: ImplicitGemmConfig, target: Target) -> int:

@@ -1,6 +1,6 @@
-// conv2d_fprop_implicit_gemm_n2c8i13x11_k12f3x3p1_fp32_nchw_b05a3466
+// conv2d_fprop_implicit_gemm_n2c8i13x11_k12f3x3p1_fp32_nchw_b19276c9
 // conv2d n=2 c=8 k=12 in=13x11 filter=3x3 pad=1 epilogue=bias+relu
-// implicit_gemm: block_m=16,block_n=32,block_k=16,warps_m=1,warps_n=2,stages=6,split_k=1,raster=1,products=3
+// implicit_gemm: block_m=16,block_n=64,block_k=16,warps_m=1,warps_n=4,stages=6,split_k=1,raster=1,products=3
 //
 // Idea       The convolution is a matrix product whose one operand, the patches of x, is never written out: a block copies
 //            the pixels of its tile straight from x into shared memory, several tiles ahead (cp.async), and tensor cores
@@ -14,14 +14,14 @@
 //            m       result channel, 12 a group of 1
 //            patches[term, column] = x[b, g, q, (o*step - offset + f*spread) / divisor]
 //
-// Mapping    block   32 columns x 16 channels, 16 terms a step, 64 threads
-//            warp    16 columns x 16 channels, 2 x 1 warps; an mma makes 16 columns x 8 channels
+// Mapping    block   64 columns x 16 channels, 16 terms a step, 128 threads
+//            warp    16 columns x 16 channels, 4 x 1 warps; an mma makes 16 columns x 8 channels
 //            grid.x  phases, then column tiles, groups and channel tiles, 1 channel tiles swept together
 //            grid.y  1 part of the terms
 //
 // Shared     a ring of 6 stages, one multiplied while 5 are on their way; after the sums, a slice of results a warp
 //            +- stage 0 ---------------------------------+- stage 1 ---+ ... +- table -------------+
-//            | x tile 32 x 16        | w tile 16 x 16    |             |     | place in y a column |
+//            | x tile 64 x 16        | w tile 16 x 16    |             |     | place in y a column |
 //            +-----------------------+-------------------+-------------+     +---------------------+
 //            lines along the columns (x) and the terms (w), swizzled as device/mma_tile.cuh tells
 //
@@ -404,8 +404,8 @@ constexpr offset_t kXH = 11, kWH = 3, kYH = 11;
 constexpr offset_t kXW = 1, kWW = 1, kYW = 1;
 
 // Tunables.
-constexpr int kBlockM = 16, kBlockN = 32, kBlockK = 16;
-constexpr int kWarpsM = 1, kWarpsN = 2;
+constexpr int kBlockM = 16, kBlockN = 64, kBlockK = 16;
+constexpr int kWarpsM = 1, kWarpsN = 4;
 constexpr int kStages = 6;
 constexpr int kParts = 1;
 constexpr int kRaster = 1;
@@ -526,8 +526,8 @@ __device__ __forceinline__ void split_tf32(unsigned bits, unsigned& high, unsign
     low = to_tf32(value - __uint_as_float(high));
 }
 
-extern "C" __global__ void __launch_bounds__(64, 11)
-conv2d_fprop_implicit_gemm_n2c8i13x11_k12f3x3p1_fp32_nchw_b05a3466(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, float* y) {
+extern "C" __global__ void __launch_bounds__(128, 5)
+conv2d_fprop_implicit_gemm_n2c8i13x11_k12f3x3p1_fp32_nchw_b19276c9(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, float* y) {
     // Which tile. Blocks side by side sweep kRaster channel tiles, then groups, then columns.
     const int of_phase = gridDim.x;
     int tile = blockIdx.x;
@@ -666,7 +666,7 @@ conv2d_fprop_implicit_gemm_n2c8i13x11_k12f3x3p1_fp32_nchw_b05a3466(const float* 
 
     // Results pass through shared memory, a slice of 16 channels a warp, so that neighbours in y are written together.
     __syncthreads();
-    offset_t* const places = reinterpret_cast<offset_t*>(shared + 18432);
+    offset_t* const places = reinterpret_cast<offset_t*>(shared + 30720);
     for (int n = thread; n < kBlockN; n += kThreads) places[n] = product.column(min(n0 + n, product.columns - 1)).y + g * kYGroup;
     __syncthreads();
     const Epilogue epilogue{bias};

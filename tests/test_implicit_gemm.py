@@ -293,7 +293,7 @@ def test_short_fp32_sums_need_fast_accuracy() -> None:
 
 
 def test_three_products_are_as_good_as_fp32() -> None:
-    """The largest error of 3xTF32 is of fp32's size, that of one TF32 product hundreds of times larger."""
+    """What is left of the error is that of sums that are cut: of one TF32 product it is a hundred times that."""
     text = "conv2d n=1 c=64 in=8x8 k=32 filter=3 pad=1 accuracy=fast"
     errors = {}
     for products in (1, 3):
@@ -303,7 +303,7 @@ def test_three_products_are_as_good_as_fp32() -> None:
         assert result.status == "ok"
         assert result.max_error is not None
         errors[products] = result.max_error
-    assert errors[1] > 200 * errors[3]
+    assert errors[1] > 50 * errors[3]
 
 
 # --- what it refuses ----------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ def test_three_products_are_as_good_as_fp32() -> None:
         (IMAGE, {"stages": 0}, "stages=0: expected at least 1"),
         (IMAGE, {"products": 3}, "products=3: expected 1 for fp16"),
         (IMAGE, {"block_m": 256, "block_n": 256, "warps_m": 2}, "registers, a thread has 255"),
-        (IMAGE, {"block_m": 256, "block_n": 256, "warps_m": 4, "warps_n": 4, "stages": 8}, "bytes of shared memory, a block has"),
+        (IMAGE, {"block_m": 64, "block_n": 256, "block_k": 64, "warps_n": 4, "stages": 6}, "bytes of shared memory, a block has"),
         (IMAGE, {"split_k": 8}, "split_k=8: there are 5 tiles of terms"),
         ("conv2d n=9 c=4096 in=64x64 k=4096 filter=1 dtype=fp16", {"split_k": 64}, "partial results of"),
         ("conv2d n=65536 c=64 in=224x224 k=16384 filter=1 dtype=fp16", {"block_m": 32, "block_n": 32}, "blocks: a grid has at most"),

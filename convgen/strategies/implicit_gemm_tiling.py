@@ -278,10 +278,8 @@ def registers(g: Gather, c: ImplicitGemmConfig) -> int:
     for extent, access in ((c.block_n, x), (c.block_m, w)):
         if access.width * item < LEAST_ASYNC:
             others += rounds(extent, access, c)  # on their way
-        if not access.along_terms:
-            others += rounds(extent, access, c) // 4 + (
-                8 if item == 4 else 0
-            )  # terms to find, elements to read one by one
+        if not access.along_terms:  # a term to find for each load, elements of 32 bits to read one by one
+            others += rounds(extent, access, c) // 2 + (12 if item == 4 else 0)
     return sums + fragments + places + others
 
 

@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -134,14 +135,20 @@ BUGS = {
     "wgrad with a large filter": "conv2d n=3 c=4 in=9x9 k=8 filter=7x7 dtype=bf16 direction=wgrad layout=nhwc",
     "wgrad, stride 2, filter 6": "conv2d n=4 c=4 in=12x12 k=8 filter=6 stride=2 dtype=fp16 direction=wgrad layout=nhwc",
     "conv1d with bias": "conv1d n=2 c=32 in=20 k=24 filter=3 dtype=fp16 epilogue=bias",
-    "dgrad of stride and dilation": "conv2d n=2 c=8 in=13x13 k=8 filter=3 stride=2 dilation=2 pad=2 dtype=fp16 direction=dgrad",
-    "dgrad of stride 3, dilation 2": "conv2d n=2 c=8 in=13x14 k=8 filter=3 stride=3 dilation=2 dtype=fp16 layout=nhwc direction=dgrad",
-    "dgrad of a stride past the filter": "conv2d n=2 c=8 in=9x9 k=8 filter=2 stride=4 dtype=fp16 layout=nhwc direction=dgrad",
+    "dgrad of stride and dilation": "conv2d n=2 c=8 in=13x13 k=8 filter=3 stride=2 dilation=2 pad=2 dtype=fp16 "
+        "direction=dgrad",
+    "dgrad of stride 3, dilation 2": "conv2d n=2 c=8 in=13x14 k=8 filter=3 stride=3 dilation=2 dtype=fp16 layout=nhwc "
+        "direction=dgrad",
+    "dgrad of a stride past the filter": "conv2d n=2 c=8 in=9x9 k=8 filter=2 stride=4 dtype=fp16 layout=nhwc "
+        "direction=dgrad",
     "grouped dgrad": "conv2d n=2 c=16 in=9x8 k=32 filter=3 pad=1 groups=4 dtype=fp16 layout=nhwc direction=dgrad",
-    "transposed, output padding": "conv_transpose2d n=2 c=16 in=5x6 k=8 filter=3 stride=2 pad=1 output_padding=1 dtype=bf16 layout=nhwc",
+    "transposed, output padding": "conv_transpose2d n=2 c=16 in=5x6 k=8 filter=3 stride=2 pad=1 output_padding=1 "
+        "dtype=bf16 layout=nhwc",
     "reflected border": "conv2d n=2 c=8 in=7x6 k=8 filter=3 pad=1 pad_mode=reflect dtype=fp16 layout=nhwc",
-    "accumulating wgrad of a circle": "conv2d n=2 c=8 in=7x6 k=8 filter=3 pad=1 pad_mode=circular dtype=bf16 layout=nhwc direction=wgrad accumulate=yes",
-    "every epilogue": "conv2d n=2 c=16 in=7x6 k=24 filter=3 pad=1 dtype=bf16 layout=nhwc epilogue=scale+shift+bias+residual+gelu",
+    "accumulating wgrad of a circle": "conv2d n=2 c=8 in=7x6 k=8 filter=3 pad=1 pad_mode=circular dtype=bf16 "
+        "layout=nhwc direction=wgrad accumulate=yes",
+    "every epilogue": "conv2d n=2 c=16 in=7x6 k=24 filter=3 pad=1 dtype=bf16 layout=nhwc "
+        "epilogue=scale+shift+bias+residual+gelu",
     "a residual, channels first": "conv2d n=2 c=16 in=8x8 k=24 filter=3 pad=1 dtype=fp16 epilogue=residual+relu",
 }  # fmt: skip
 
@@ -228,7 +235,7 @@ def test_tiles_are_filled_and_read_without_bank_conflicts(direction: str, dtype:
     report, _ = run(lower(problem, STRATEGY, config(), TARGET), Mode.COUNT)
     tile_sites = [
         site for site in report.counters.sites
-        if site.space == "shared" and any("_loads.start" in line.text or "Tile::load" in line.text for line in site.place)
+        if site.space == "shared" and any(re.search(r"_loads\.start|Tile::load", line.text) for line in site.place)
     ]  # fmt: skip
     assert len(tile_sites) >= 4
     assert {site.efficiency for site in tile_sites} == {1.0}
@@ -319,10 +326,10 @@ def test_three_products_are_as_good_as_fp32() -> None:
         (IMAGE, {"stages": 0}, "stages=0: expected at least 1"),
         (IMAGE, {"products": 3}, "products=3: expected 1 for fp16"),
         (IMAGE, {"block_m": 256, "block_n": 256, "warps_m": 2}, "registers, a thread has 255"),
-        (IMAGE, {"block_m": 64, "block_n": 256, "block_k": 64, "warps_n": 4, "stages": 6}, "bytes of shared memory, a block has"),
+        (IMAGE, {"block_m": 64, "block_n": 256, "block_k": 64, "warps_n": 4, "stages": 6}, "bytes of shared memory"),
         (IMAGE, {"split_k": 8}, "split_k=8: there are 5 tiles of terms"),
         ("conv2d n=9 c=4096 in=64x64 k=4096 filter=1 dtype=fp16", {"split_k": 64}, "partial results of"),
-        ("conv2d n=65536 c=64 in=224x224 k=16384 filter=1 dtype=fp16", {"block_m": 32, "block_n": 32}, "blocks: a grid has at most"),
+        ("conv2d n=65536 c=64 in=224x224 k=16384 filter=1 dtype=fp16", {"stages": 2}, "blocks: a grid has at most"),
         (IMAGE.replace("c=16", "c=3"), {"block_n": 128, "block_k": 64}, "loads a step, more than 32"),
     ],
 )  # fmt: skip

@@ -1,10 +1,10 @@
 """Implicit GEMM on tensor cores: the convolution as a matrix product whose patches of x are never written out.
 
-One kernel for every direction: with columns that are (batch element, position) and terms that are (summed channel, tap),
-every group is y[m, column] = sum over terms of w[m, term] * patches[term, column]. A block gathers the pixels of its
-tile of patches while it copies them to shared memory, several tiles ahead of the tensor cores. The dgrad of a strided
-convolution is one dense product for each residue of the position (`phases`). Long sums are split over blocks, their
-parts added in a fixed order.
+One kernel for every direction: with columns that are (batch element, position) and terms that are (summed channel,
+tap), every group is y[m, column] = sum over terms of w[m, term] * patches[term, column]. A block gathers the pixels of
+its tile of patches while it copies them to shared memory, several tiles ahead of the tensor cores. The dgrad of a
+strided convolution is one dense product for each residue of the position (`phases`). Long sums are split over blocks,
+their parts added in a fixed order.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ class ImplicitGemm:
             return reason
         g = gather(problem)
         if g.preimages:
-            return (f"in the dgrad of pad_mode={problem.pad_mode.value} several padded positions read one pixel, which "
-                    "no copy into a tile can add up; direct covers it")  # fmt: skip
+            return (f"in the dgrad of pad_mode={problem.pad_mode.value} several padded positions read one pixel, "
+                    "which no copy into a tile can add up; direct covers it")  # fmt: skip
         if g.is_empty or not g.has_terms:
             return "there is nothing to multiply; direct writes what is left"
         if problem.groups > 1 and min(problem.c, problem.k) // problem.groups < MIN_CHANNELS:
-            return (f"a group has {problem.c // problem.groups} input and {problem.k // problem.groups} output channels, "
-                    f"and fewer than {MIN_CHANNELS} leave tensor cores idle; direct and halo_tiled cover it")  # fmt: skip
+            c, k = problem.c // problem.groups, problem.k // problem.groups
+            return (f"a group has {c} input and {k} output channels, and fewer than {MIN_CHANNELS} leave tensor cores "
+                    "idle; direct and halo_tiled cover it")  # fmt: skip
         columns = (g.batch if g.batch is not None else problem.max_batch or 1) * g.out
         if max(columns, (problem.max_batch or 1) * g.taps if g.q is None else tiling.terms(g)) > MAX_COUNT:
             return f"a sum has {tiling.terms(g)} terms and there are {columns} columns, kernels count up to {MAX_COUNT}"
@@ -125,8 +126,8 @@ class ImplicitGemm:
         rate, length = 2 * eps_in + tiling.mma_steps(g, c) * tiling.EPS_ACC, tiling.sum_length(g)
         if rate > length * 2.0**-24:
             raise ConfigError(
-                f"accuracy=strict: tensor cores may err by {rate:.2e} of |x| * |w|, the direct kernel's sum of {length} "
-                f"terms by {length * 2.0**-24:.2e}; accuracy=fast admits it"
+                f"accuracy=strict: tensor cores may err by {rate:.2e} of |x| * |w|, the direct kernel's sum of "
+                f"{length} terms by {length * 2.0**-24:.2e}; accuracy=fast admits it"
             )
 
     def _check_parts(self, problem: Conv, g: Gather, c: ImplicitGemmConfig) -> None:
@@ -279,7 +280,7 @@ def _numerics_text(problem: Conv, c: ImplicitGemmConfig) -> str:
 
 def _placements(g: Gather, c: ImplicitGemmConfig) -> tuple[Placement, ...]:
     return (
-        Placement(g.x.name, "L1/L2", g.x.nbytes, "read once a tap and a row of tiles; neighbouring patches overlap in L2"),
+        Placement(g.x.name, "L1/L2", g.x.nbytes, "read once a tap and row of tiles; neighbouring patches meet in L2"),
         Placement(g.w.name, "L1/L2", g.w.nbytes, "every block of a row of tiles reads the same part"),
         Placement("tiles", "shared", tiling.shared_bytes(g, c),
                   f"{c.stages} stages of both operands: one is multiplied while the others are on their way"),

@@ -1,7 +1,7 @@
 """A gather with a divisor as dense gathers: one for the results of each residue, over the taps that reach it.
 
-In the dgrad of a strided convolution a result o meets only the taps f for which o*step - offset + f*spread is a multiple
-of the divisor. Of a phase, the results o = first_out + divisor*o' with one residue, these are the taps
+In the dgrad of a strided convolution a result o meets only the taps f for which o*step - offset + f*spread is a
+multiple of the divisor. Of a phase, the results o = first_out + divisor*o' with one residue, these are the taps
 f = first_tap + tap_step*f', and the index is start + o' + f'*spread' with spread' = spread*tap_step/divisor: a dense
 gather. (Dumoulin, Visin: A guide to convolution arithmetic for deep learning, 2016, chapter 4.)
 """

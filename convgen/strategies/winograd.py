@@ -1,0 +1,359 @@
+"""Winograd's minimal filtering, nested in 2-D: fewer multiplications for a few more additions.
+
+Tiles of m x m results of a 3x3 filter take (m + 2)^2 products a channel instead of 9 m^2. Either one kernel transforms,
+multiplies and inverts a block of tiles in shared memory, or three kernels do so for a chunk of all tiles, of which the
+second is one batched matrix product. The filter's transform depends on w alone. Axes with a single tap are left as
+they are, so that 3x1 and 1x3 filters are transformed along one axis.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from convgen.errors import ConfigError
+from convgen.gather import Gather, gather
+from convgen.plan import Buffer, Launch, Param, Placement, Plan, ScalarArg, Step, WorkspaceArg
+from convgen.problem import Conv, Direction
+from convgen.space import Space
+from convgen.strategies import common, descent, operands, rules, winograd_cost
+from convgen.strategies.operands import Operand
+from convgen.strategies.winograd_numerics import numerics, require_admitted
+from convgen.strategies.winograd_tiling import MOST_AXES, TAPS, Tiling, WinogradConfig
+from convgen.strategies.winograd_transform import parse_points, program
+from convgen.target import Target
+
+THREADS = 256
+"""Threads a block of the transforms."""
+MAX_ALPHA = 8
+MAX_CHUNKS = 1024
+MAX_INDEX = (1 << 31) - 1
+
+POINTS = ("0:1:-1", "0:1:-1:2", "0:1:-1:1/2", "0:1:-1:1/2:-2", "0:1:-1:2:-2")
+"""Of F(2, 3), F(3, 3) and F(4, 3). Reciprocals with opposite signs grow errors less than {0, 1, -1, 2, -2}."""
+
+STARTS = (
+    WinogradConfig("separate", "0:1:-1:1/2:-2", 128, 128, 8, 8, 8, 1, 1024),
+    WinogradConfig("separate", "0:1:-1", 128, 128, 8, 8, 8, 1, 1024),
+    WinogradConfig("separate", "0:1:-1:1/2:-2", 32, 32, 8, 4, 4, 1, 4096),
+    WinogradConfig("separate", "0:1:-1", 32, 32, 8, 4, 4, 1, 4096),
+    WinogradConfig("fused", "0:1:-1", 16, 32, 4, 4, 4, 1, 16),
+)
+"""Where the walk to the default begins: the first that is legal. The last asks for the least memory."""
+
+
+class Winograd:
+    """See the module's text."""
+
+    name = "winograd"
+    summary = "Winograd's transforms of 3-tap filters around one matrix product a component, fused or in three kernels"
+
+    def why_not(self, problem: Conv, target: Target) -> str | None:
+        reason = common.not_covered(problem)
+        if reason is not None:
+            return reason
+        if problem.direction is Direction.WGRAD:
+            return "in wgrad the output gradient plays the filter, whose taps are as many as the output has pixels"
+        g = gather(problem)
+        reason = _unsuitable_axes(g)
+        if reason is not None:
+            return reason
+        if g.preimages:
+            return (f"in the dgrad of pad_mode={problem.pad_mode.value} several padded positions read one pixel; "
+                    "direct covers it")  # fmt: skip
+        if g.is_empty or not g.has_terms:
+            return "there is nothing to multiply; direct writes what is left"
+        try:
+            self._start(problem, target)
+        except ConfigError as error:
+            return f"no transform is admitted: {error}"
+        return None
+
+    def space(self, problem: Conv, target: Target) -> Space:
+        return Space(
+            WinogradConfig,
+            {
+                "kernels": ("separate", "fused"),
+                "points": tuple(points for points in POINTS if self._is_admitted(problem, points)),
+                "block_m": (16, 32, 64, 128),
+                "block_n": (32, 64, 128),
+                "block_k": (4, 8, 16),
+                "thread_m": (1, 2, 4, 8, 16),
+                "thread_n": (2, 4, 8, 16),
+                "share": (1, 2, 3, 4, 5, 6),
+                "workspace_mib": (16, 64, 256, 1024, 4096),
+            },
+        )
+
+    def check(self, problem: Conv, config: WinogradConfig, target: Target) -> None:
+        c = config
+        rules.one_of(c, "kernels", ("separate", "fused"))
+        rules.at_least_one(c)
+        t = _tiling(problem, c)
+        if t.transform.m < 2 or t.transform.alpha > MAX_ALPHA:
+            raise ConfigError(f"points={c.points}: tiles of {t.transform.m} results; expected 2 to "
+                              f"{MAX_ALPHA - TAPS + 1}: one saves nothing, the errors of more leave no digits")  # fmt: skip
+        for field in ("block_m", "block_n", "block_k", "thread_m", "thread_n"):
+            value = getattr(c, field)
+            if value & (value - 1):
+                raise ConfigError(f"{field}={value}: expected a power of two, so that tiles are shared out evenly")
+        if c.block_k < 4 or c.block_m < 4:
+            raise ConfigError(f"block_m={c.block_m}, block_k={c.block_k}: expected at least 4, what an access brings")
+        self._check_threads(t, target)
+        rules.shared_fits("stages take", t.shared_bytes, target)
+        require_admitted(t)
+        self._check_sizes(t)
+
+    def _check_threads(self, t: Tiling, target: Target) -> None:
+        c = t.c
+        threads_n = c.block_n // c.thread_n
+        warp_n = min(threads_n, 8)
+        if threads_n < 4 or c.block_m % (target.warp // warp_n * c.thread_m):
+            raise ConfigError(f"block {c.block_m} x {c.block_n} of threads' {c.thread_m} x {c.thread_n}: a warp is "
+                              "4 x 8 or 8 x 4 threads, so that its shared loads have no bank conflict")  # fmt: skip
+        if c.share > 1 and not c.fused:
+            raise ConfigError(f"share={c.share}: a block of kernels=separate has one component")
+        if t.components % c.share:
+            raise ConfigError(f"share={c.share}: expected a divisor of the {t.components} components")
+        rules.block_fits((t.threads, 1, 1), target)
+        limit = min(target.max_registers_per_thread, target.registers_per_sm // t.threads)
+        if t.registers > limit:
+            raise ConfigError(f"thread_m={c.thread_m}, thread_n={c.thread_n}, share={c.share}, block_k={c.block_k}: "
+                              f"sums, operands and elements under way take about {t.registers} registers, a thread has "
+                              f"{limit}")  # fmt: skip
+
+    def _check_sizes(self, t: Tiling) -> None:
+        g, c = t.g, t.c
+        if g.groups * max(t.padded_q, t.padded_m) * c.block_n > MAX_INDEX:
+            raise ConfigError(f"block_n={c.block_n}: over {MAX_INDEX} elements of a component in a block of tiles")
+        rules.grid_fits(t.problem, t.blocks(_scale(t)), "larger tiles")
+        if common.largest_extent(t.problem, t.blocks(c.block_n)) > MAX_INDEX:
+            raise ConfigError(f"points={c.points}: more than {MAX_INDEX} tiles; use more points")
+        if c.fused:
+            return
+        cap = c.workspace_mib << 20
+        least = t.block_bytes * (t.most_blocks if t.chunk is None else 1)
+        if least > cap:
+            what = "the whole of a runtime batch" if t.chunk is None else "one block of tiles"
+            raise ConfigError(f"workspace_mib={c.workspace_mib}: {what} takes {least} bytes transformed")
+        if len(t.chunk_starts) > MAX_CHUNKS:
+            raise ConfigError(f"workspace_mib={c.workspace_mib}: {len(t.chunk_starts)} chunks, and launching more than "
+                              f"{MAX_CHUNKS} would take longer than the work")  # fmt: skip
+
+    def default(self, problem: Conv, target: Target) -> WinogradConfig:
+        settled: WinogradConfig = descent.settled(self, problem, target, self._start(problem, target))
+        return settled
+
+    def _start(self, problem: Conv, target: Target) -> WinogradConfig:
+        """The first of STARTS that is legal. Raises ConfigError with what is wrong with the last."""
+        *others, last = STARTS
+        for config in others:
+            try:
+                self.check(problem, config, target)
+            except ConfigError:
+                continue
+            return config
+        self.check(problem, last, target)
+        return last
+
+    def _is_admitted(self, problem: Conv, points: str) -> bool:
+        try:
+            require_admitted(_tiling(problem, dataclasses.replace(STARTS[0], points=points)))
+        except ConfigError:
+            return False
+        return True
+
+    def cost(self, problem: Conv, config: WinogradConfig, target: Target) -> float:
+        return winograd_cost.seconds(_tiling(problem, config), target)
+
+    def lower(self, problem: Conv, config: WinogradConfig, target: Target) -> Plan:
+        t = _tiling(problem, config)
+        launches = _launches(t)
+        steps: tuple[Step, ...] = (launches["filter"][0], *launches["product"])
+        if not config.fused:
+            chunks = zip(launches["input"], launches["product"], launches["inverse"], strict=True)
+            steps = (launches["filter"][0], *(launch for chunk in chunks for launch in chunk))
+        return Plan(
+            problem, self.name, config, target,
+            template="conv/winograd.cu.j2",
+            constants=_constants(t, target, launches),
+            kernels=tuple(dict.fromkeys(step.kernel for step in steps if isinstance(step, Launch))),
+            steps=steps,
+            workspace=_workspace(t),
+            alignment={t.g.y.name: t.y_pack * t.g.y.dtype.itemsize} if t.y_pack > 1 else {},
+            placements=_placements(t),
+            numerics=numerics(t),
+            notes=_notes(t),
+            name=common.kernel_name(problem, self.name, config),
+        )  # fmt: skip
+
+
+def _tiling(problem: Conv, config: WinogradConfig) -> Tiling:
+    return Tiling(problem, gather(problem), config)
+
+
+def _unsuitable_axes(g: Gather) -> str | None:
+    transformed = [a for a in g.axes if a.taps == TAPS]
+    if not transformed or any(a.taps not in (1, TAPS) for a in g.axes):
+        taps = "x".join(str(a.taps) for a in g.axes)
+        return f"filter={taps}: transforms are made for axes of {TAPS} taps, beside which others have 1"
+    if len(transformed) > MOST_AXES:
+        return f"along {len(transformed)} axes a tile of one channel has no room in a thread's registers"
+    if any(a.divisor > 1 for a in g.axes):
+        return "dgrad with a stride: neighbouring results read different taps, so one tile does not serve them alike"
+    if any(a.step > 1 for a in transformed):
+        return "a stride above 1: neighbouring results share no products, and sharing them is what Winograd saves by"
+    if any(abs(a.spread) > 1 for a in transformed):
+        return "a dilation above 1: neighbouring results read different pixels, so one tile does not serve them alike"
+    return None
+
+
+# --- launches ----------------------------------------------------------------------------------------
+
+
+def _scale(t: Tiling) -> int:
+    """Blocks of the product for each block of tiles."""
+    return t.tiles_m * t.g.groups * (1 if t.c.fused else t.components)
+
+
+def _launches(t: Tiling) -> dict[str, tuple[Launch, ...]]:
+    """By part, one a chunk. Fused kernels have no input and inverse of their own; theirs are not in the plan."""
+    g, c = t.g, t.c
+    batch, x = operands.runtime_batch(g), operands.x(g)
+    results = (*operands.epilogue(t.problem), operands.y(g))
+    transformed = _buffer("filters", read=True)
+
+    def launch(part: str, taken: tuple[Operand, ...], scale: int, first: int, threads: int, shared: int = 0) -> Launch:
+        name = common.kernel_name(t.problem, "winograd", c, part)
+        grid = t.blocks(scale) if c.fused else t.of_chunk(scale, first)
+        return operands.launch(name, taken, (grid, 1, 1), (threads, 1, 1), shared)
+
+    def of_elements(channels: int) -> int:
+        return -(-g.groups * channels * c.block_n // THREADS)
+
+    filter_blocks = -(-g.groups * t.padded_q * t.padded_m // THREADS)
+    name = common.kernel_name(t.problem, "winograd", c, "filter")
+    found: dict[str, list[Launch]] = {"input": [], "product": [], "inverse": []}
+    filters = operands.launch(
+        name, (operands.w(g), _buffer("filters", read=False)), (filter_blocks, 1, 1), (THREADS, 1, 1)
+    )
+    for first in (0,) if c.fused else t.chunk_starts:
+        place: tuple[Operand, ...] = ()
+        if len(t.chunk_starts) > 1 and not c.fused:
+            place = ((Param("first_block", "int"), ScalarArg(first)),)
+        taken = (x, _buffer("inputs", read=False), *batch, *place)
+        found["input"].append(launch("input", taken, of_elements(t.padded_q), first, THREADS))
+        taken = (transformed, _buffer("inputs", read=True), _buffer("sums", read=False))
+        if c.fused:
+            taken = (x, transformed, *results, *batch)
+        found["product"].append(launch("product", taken, _scale(t), first, t.threads, t.shared_bytes))
+        taken = (_buffer("sums", read=True), *results, *batch, *place)
+        found["inverse"].append(launch("inverse", taken, of_elements(g.m), first, THREADS))
+    return {"filter": (filters,), **{part: tuple(launches) for part, launches in found.items()}}
+
+
+def _buffer(name: str, *, read: bool) -> Operand:
+    return Param(name, "const float*" if read else "float*"), WorkspaceArg(name)
+
+
+def _workspace(t: Tiling) -> tuple[Buffer, ...]:
+    filters = Buffer("filters", t.filter_bytes)
+    if t.c.fused:
+        return (filters,)
+    run = 4 * t.components * t.g.groups * t.c.block_n
+    return (
+        filters,
+        Buffer("inputs", t.of_chunk(run * t.padded_q)),
+        Buffer("sums", t.of_chunk(run * t.padded_m)),
+    )
+
+
+def _constants(t: Tiling, target: Target, launches: dict[str, tuple[Launch, ...]]) -> dict[str, Any]:
+    g, c, f = t.g, t.c, t.transform
+    found = numerics(t)
+    *rows, column = t.transformed
+    blocks = 1 if c.fused else t.most_blocks if t.chunk is None else t.chunk
+    largest = blocks * t.components * g.groups * c.block_n * max(t.padded_q, t.padded_m)
+    unbounded = t.problem.is_runtime_batch and t.problem.max_batch is None
+    wide = g.wide or max(largest, t.filter_bytes // 4) > MAX_INDEX or unbounded
+    names = {f"{part}_kernel": of_part[0].kernel.name for part, of_part in launches.items()}
+    parameters = {f"{part}_params": of_part[0].kernel.params for part, of_part in launches.items()}
+    return common.gather_constants(t.problem, g) | names | parameters | {
+        "config": str(c),
+        "offset_t": "long long" if wide else "int",
+        "kernels": c.kernels,
+        "points": [str(point) for point in parse_points(c.points)],
+        "axes": t.axes,
+        "row": rows[0] if rows else None,
+        "column": column,
+        "tile": f.m,
+        "alpha": f.alpha,
+        "components": t.components,
+        "plain_products": TAPS ** len(t.transformed) * t.results,
+        "input_matrix": f.input,
+        "filter_matrix": f.filter,
+        "inverse_matrix": f.inverse,
+        "input_program": program(f.input),
+        "filter_program": program(f.filter),
+        "inverse_program": program(f.inverse),
+        "steps": found.steps,
+        "growth": found.growth,
+        "exact": found.exact_on_integers,
+        "block_m": c.block_m,
+        "block_n": c.block_n,
+        "block_k": c.block_k,
+        "thread_m": c.thread_m,
+        "thread_n": c.thread_n,
+        "share": c.share,
+        "threads": t.threads,
+        "resident": t.resident(target),
+        "stage_components": t.stage_components,
+        "pitch_n": t.pitch_n,
+        "along_q": t.along_q,
+        "along_channels": t.along_channels,
+        "exchange_run": t.exchange_run,
+        "exchange_rows": t.exchange_rows,
+        "chunk_count": 1 if c.fused else len(t.chunk_starts),
+        "y_pack": t.y_pack,
+    }  # fmt: skip
+
+
+# --- what explain tells ------------------------------------------------------------------------------
+
+
+def _placements(t: Tiling) -> tuple[Placement, ...]:
+    g, c = t.g, t.c
+    run = 4 * t.components * g.groups * c.block_n * (1 if t.chunk is None else t.chunk)
+    count = len(t.chunk_starts)
+    between = (
+        Placement("V = B^T x B", "global", run * t.padded_q, f"{count} chunks in the workspace, each read once a row"),
+        Placement("M = U V", "global", run * t.padded_m, f"{count} chunks in the workspace: written once, read once"),
+    )
+    return (
+        Placement(g.x.name, "L1/L2", g.x.nbytes, "read once a tile; neighbouring tiles overlap by two pixels"),
+        Placement("U = G w G^T", "global", t.filter_bytes, "workspace: made from w alone, read once a block of tiles"),
+        *(() if c.fused else between),
+        Placement("stages", "shared", t.shared_bytes, "U and V of two steps: one is filled, one multiplied"),
+        common.sums_placement(c.share * c.thread_m * c.thread_n),
+    )
+
+
+def _notes(t: Tiling) -> tuple[str, ...]:
+    f, axes = t.transform, len(t.transformed)
+    lines = {"input": (f.alpha, f.alpha), "filter": (f.r, f.alpha), "inverse": (f.alpha, f.m)}
+    matrices = {"input": f.input, "filter": f.filter, "inverse": f.inverse}
+    # Along the second axis as many lines are transformed as the first left elements.
+    additions = {part: program(matrices[part]).additions * (1 if axes == 1 else sum(lines[part])) for part in lines}
+    shape, taps = "x".join([str(f.m)] * axes), "x".join([str(f.r)] * axes)
+    plain = f.r**axes * t.results
+    found = numerics(t)
+    return (
+        f"F({shape}, {taps}) at {t.c.points} and infinity: {t.components} multiplications a tile and pair of channels "
+        f"instead of {plain} ({plain / t.components:.3g}x fewer)",
+        f"additions a tile: {additions['input']} a channel of x, {additions['inverse']} a channel of y; "
+        f"{additions['filter']} a pair of channels of w, once",
+        f"error: growth {found.growth:.4g}, {found.steps} roundings",
+    )
+
+
+STRATEGY = Winograd()

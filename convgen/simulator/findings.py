@@ -42,7 +42,7 @@ class Findings:
     def _place(self, pc: int, line: int) -> tuple[SourceLine, ...]:
         lines = self.unit.source.splitlines()
         numbers = self.lines().find(pc, self.unit.label) if pc else (line,) if line else ()
-        if len(numbers) > 1 and "convgen_sim_access" in lines[numbers[0] - 1]:
+        if len(numbers) > 1 and "convgen_sim_" in lines[numbers[0] - 1]:
             numbers = numbers[1:]  # a wrapper's own call: its caller says more
         return tuple(SourceLine(n, lines[n - 1].strip()) for n in numbers) or (SourceLine(0, ""),)
 
@@ -61,6 +61,8 @@ class Findings:
         if kind is FaultKind.DIVERGENT_BARRIER:
             other = f"waits at line {fault.other_line}" if fault.other_line else "has exited"
             return f"waits while thread {fault.other_thread} (of the block's linear order) {other}"
+        if kind is FaultKind.DIVERGENT_WARP:
+            return f"lanes of mask {fault.object:#010x} execute it, all 32 must"
         if kind is FaultKind.DEADLOCK:
             return f"waits for lanes of mask {fault.object:#010x} that never come"
         if kind is FaultKind.CRASH:
@@ -74,7 +76,11 @@ class Findings:
         text = f"{action} of {fault.bytes} bytes at {self._object(fault)}"
         if kind is FaultKind.RACE:
             other = "another thread" if fault.other_thread == abi.NO_OBJECT else f"thread {fault.other_thread}"
-            text += f", which {other} accessed with no barrier between"
+            if fault.is_pending:
+                text += f", which an asynchronous copy of {other} may still write:"
+                text += " its wait and a barrier must come between"
+            else:
+                text += f", which {other} accessed with no barrier between"
         return text
 
     def _object(self, fault: abi.Fault) -> str:

@@ -34,6 +34,13 @@ MAX_SHARED_BYTES = 227 * 1024
 MAX_TIMEOUT = 10_000_000
 
 
+class Copies(enum.Enum):
+    """When an asynchronous copy moves its bytes: as soon as it is issued, or not before it is waited for."""
+
+    EARLY = "early"
+    LATE = "late"
+
+
 class Mode(enum.Enum):
     """FAST runs at full speed; CHECK also looks for faults; COUNT also counts transactions per line."""
 
@@ -107,6 +114,7 @@ class Library:
         *,
         blocks: Sequence[int] | None = None,
         workers: int | None = None,
+        copies: Copies = Copies.LATE,
     ) -> Report:
         """Run a kernel, all of its grid or the blocks of these linear indices.
 
@@ -143,6 +151,7 @@ class Library:
             check=self.mode is not Mode.FAST,
             count=count,
             workers=workers or _cores(),
+            late_copies=copies is Copies.LATE,
             timeout_ms=math.ceil(timeout * 1000),
             blocks=None if chosen is None else chosen.ctypes.data,
             block_count=total if chosen is None else len(chosen),

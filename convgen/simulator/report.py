@@ -12,6 +12,7 @@ class FaultKind(enum.Enum):
 
     STACK_OVERFLOW = "stack overflow"
     DIVERGENT_BARRIER = "divergent barrier"
+    DIVERGENT_WARP = "divergent warp instruction"
     DEADLOCK = "deadlock"
     ENDLESS = "no end"
     OUT_OF_BOUNDS = "out of bounds"

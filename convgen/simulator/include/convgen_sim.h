@@ -44,6 +44,16 @@ float convgen_sim_texture(unsigned long long texture, float x, float y);
 void convgen_sim_atomic(const void* address, int bytes);
 [[noreturn]] void convgen_sim_trap(int line);
 
+// Instructions of a whole warp, each lane with its own fragments; they are no synchronisation of memory.
+// Fragments as in templates/device/mma.cuh; `type` is its MmaType.
+void convgen_sim_mma(int type, void* d, const unsigned* a, const unsigned* b);
+// `matrices` (1, 2 or 4) 8 x 8 matrices of 16-bit elements, as in templates/device/ldmatrix.cuh.
+void convgen_sim_ldmatrix(unsigned* registers, const void* row, int matrices, int transposed);
+
+void convgen_sim_cp_async(void* shared, const void* global, int bytes, int valid);
+void convgen_sim_cp_async_commit();
+void convgen_sim_cp_async_wait(int groups);
+
 #ifdef CONVGEN_SIM_CHECK
 void convgen_sim_count_flops(int flops);
 void convgen_sim_access(const void* address, int bytes, int is_write);

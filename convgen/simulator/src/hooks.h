@@ -3,13 +3,18 @@
 
 #include <string.h>
 
+#include "async_copy.h"
 #include "scheduler.h"
-#include "shadow.h"
 
 static void count(Worker* w, Thread* t, const Touch& touch, Space space) {
     ++w->totals.accesses[space];
     (touch.write ? w->totals.written_bytes : w->totals.read_bytes)[space] += touch.bytes;
     if (w->sites && trace(w, t, touch.address, touch.bytes, space, touch.write, touch.pc)) wait(w, kTraceFull);
+}
+
+static void see_shared(Worker* w, Thread* t, const Touch& touch) {
+    check_shared(w, t, touch);
+    count(w, t, touch, kShared);
 }
 
 static __attribute__((noinline)) void see_memory(Worker* w, const Touch& touch) {
@@ -25,8 +30,7 @@ static __attribute__((noinline)) void see_memory(Worker* w, const Touch& touch) 
         if (launch->check) check_global(w, t, touch, static_cast<uint32_t>(slot));
         count(w, t, touch, kGlobal);
     } else if (touch.address - reinterpret_cast<uint64_t>(w) < kRegionBytes) {
-        check_shared(w, t, touch);
-        count(w, t, touch, kShared);
+        see_shared(w, t, touch);
     } else if (touch.address - reinterpret_cast<uint64_t>(__ehdr_start) < static_cast<uint64_t>(_end - __ehdr_start)) {
         if (check_constant(w, touch)) count(w, t, touch, kConstant);
     } else {
@@ -104,6 +108,46 @@ void convgen_sim_atomic(const void* address, int bytes) {
     if (!w->launch->check) return;
     const Touch touch{reinterpret_cast<uint64_t>(address), image_offset(CALLER), static_cast<uint32_t>(bytes), true, true};
     if (!is_local(w, touch.address)) see_memory(w, touch);
+}
+
+void convgen_sim_mma(int type, void* d, const unsigned* a, const unsigned* b) {
+    const MmaOperands operands{d, a, b};
+    meet_warp(kMma, 0xffffffffu, reinterpret_cast<uint64_t>(&operands), type, kWarp, 0, image_offset(CALLER));
+}
+
+void convgen_sim_ldmatrix(unsigned* registers, const void* row, int matrices, int transposed) {
+    Worker* w = this_worker();
+    Thread* t = w->current;
+    const uint64_t pc = image_offset(CALLER);
+    if (w->launch->check && static_cast<int>(t->linear % kWarp / 8) < matrices)
+        see_shared(w, t, Touch{reinterpret_cast<uint64_t>(row), pc, 16, false, false});
+    const MatrixRow given{registers, row, matrices, transposed};
+    meet_warp(kLdmatrix, 0xffffffffu, reinterpret_cast<uint64_t>(&given), 2 * matrices + transposed, kWarp, 0, pc);
+}
+
+void convgen_sim_cp_async(void* shared, const void* global, int bytes, int valid) {
+    Worker* w = this_worker();
+    Thread* t = w->current;
+    const Launch* launch = w->launch;
+    const uint32_t size = static_cast<uint32_t>(bytes);
+    const uint32_t copied = min_u32(static_cast<uint32_t>(valid > 0 ? valid : 0), size);
+    const AsyncCopy copy{shared, global, size, copied, t->groups_committed};
+    if (launch->check) {
+        const uint64_t from = reinterpret_cast<uint64_t>(global), pc = image_offset(CALLER);
+        if (copied < size && copied && from % size)
+            record_access(w, kMisaligned, Touch{from, pc, size, false, false}, kGlobal, kNoObject, 0);
+        if (copied) see_memory(w, Touch{from, pc, copied, false, false});
+        see_shared(w, t, Touch{reinterpret_cast<uint64_t>(shared), pc, size, true, false, true});
+    }
+    if (!launch->late_copies) move_copy(copy);
+    if (launch->late_copies || launch->check) *add_copy(w, t) = copy;
+}
+
+void convgen_sim_cp_async_commit() { ++this_worker()->current->groups_committed; }
+
+void convgen_sim_cp_async_wait(int groups) {
+    Worker* w = this_worker();
+    end_copies(w, w->current, static_cast<uint32_t>(groups));
 }
 }
 #undef HOOK

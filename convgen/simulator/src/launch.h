@@ -13,6 +13,7 @@ enum Space : uint32_t { kGlobal, kShared, kConstant, kTexture, kSpaces };
 enum FaultKind : uint32_t {
     kStackOverflow,
     kDivergentBarrier,
+    kDivergentWarp,
     kDeadlock,
     kEndless,
     kOutOfBounds,
@@ -35,6 +36,7 @@ struct Fault {
     uint32_t object;  // index of the buffer or constant array; kNoObject if the address lies in none
     uint32_t bytes;
     uint32_t is_write;
+    uint32_t is_pending;  // race: with a copy (cp.async) that has not been waited for
     uint32_t line;
     uint32_t other_line;    // divergent barrier: where the other thread waits, 0 if it exited
     uint32_t other_thread;  // race, divergent barrier: linear index in the block; kNoObject if unknown
@@ -85,6 +87,7 @@ struct Launch {
     uint32_t shared_bytes;
     uint32_t check, count;
     uint32_t workers;
+    uint32_t late_copies;    // cp.async copies when it is waited for; else when it is issued
     uint64_t timeout_ms;     // CPU time that one block may take; 0: as much as it likes
     const uint64_t* blocks;  // linear block indices to run, or null for all
     uint64_t block_count;

@@ -67,6 +67,11 @@ static void end_launch(Worker* w, Launch* launch) {
         launch->totals.written_bytes[space] += w->totals.written_bytes[space];
         launch->totals.accesses[space] += w->totals.accesses[space];
     }
+    for (uint32_t i = 0; i < w->threads; ++i) {
+        free(w->thread[i].copies);
+        w->thread[i].copies = nullptr;
+        w->thread[i].copies_capacity = 0;
+    }
     if (!w->sites) return;
     for (uint32_t i = 0; i < w->sites->count && launch->site_count < launch->site_capacity; ++i)
         launch->sites[launch->site_count++] = w->sites->site[i];

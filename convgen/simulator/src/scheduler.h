@@ -114,7 +114,8 @@ static bool resolve(Worker* w) {
     for (uint32_t i = 0; i < w->threads; ++i) {
         if (w->state[i] == kAtWarp) {
             w->current = &w->thread[i];
-            record(w, Fault{.kind = kDeadlock, .object = w->thread[i].mask, .line = w->thread[i].line});
+            record(w, Fault{.pc = w->thread[i].pc, .kind = kDeadlock, .object = w->thread[i].mask,
+                            .line = w->thread[i].line});
             w->abandoned = true;
             return false;
         }
@@ -136,6 +137,7 @@ static void run_block(Worker* w, uint64_t linear) {
         w->state[i] = kUnstarted;
         w->thread[i].stamp = i;
         w->thread[i].announced_left = 0;
+        w->thread[i].copies_begin = w->thread[i].copies_end = w->thread[i].groups_committed = 0;
     }
     for (uint32_t i = 0; i < w->warps; ++i) w->awake[i] = min_u32(kWarp, w->threads - i * kWarp);
     ++w->totals.blocks;
@@ -146,6 +148,21 @@ static void run_block(Worker* w, uint64_t linear) {
         else if (!resolve(w))
             return;
     } while (!w->abandoned);
+}
+
+// The current thread waits for the lanes of its mask; the result that the operation has for it.
+static uint64_t meet_warp(int kind, unsigned mask, uint64_t value, int operand, int width, int line, uint64_t pc) {
+    Worker* w = this_worker();
+    Thread* t = w->current;
+    t->operation = kind;
+    t->mask = mask;
+    t->value = value;
+    t->operand = operand;
+    t->width = width;
+    t->line = line;
+    t->pc = pc;
+    wait(w, kAtWarp);
+    return t->result;
 }
 
 extern "C" {
@@ -161,21 +178,13 @@ int convgen_sim_barrier(int kind, int predicate, int line) {
     t->operation = kind;
     t->predicate = predicate;
     t->line = line;
+    t->pc = 0;
     wait(w, kAtBarrier);
     return w->barrier_result;
 }
 
 uint64_t convgen_sim_warp(int kind, unsigned mask, uint64_t value, int operand, int width, int line) {
-    Worker* w = this_worker();
-    Thread* t = w->current;
-    t->operation = kind;
-    t->mask = mask;
-    t->value = value;
-    t->operand = operand;
-    t->width = width;
-    t->line = line;
-    wait(w, kAtWarp);
-    return t->result;
+    return meet_warp(kind, mask, value, operand, width, line, 0);
 }
 
 unsigned convgen_sim_active_mask() {

@@ -8,12 +8,14 @@ struct Touch {
     uint64_t address, pc;
     uint32_t bytes;
     bool write, atomic;
+    bool pending = false;  // a write that happens at any time until it has been waited for
 };
 
 static void record_access(Worker* w, FaultKind kind, const Touch& touch, Space space, uint32_t object, int64_t offset,
-                          uint32_t other_thread = kNoObject) {
+                          uint32_t other_thread = kNoObject, bool is_pending = false) {
     record(w, Fault{.pc = touch.pc, .address = touch.address, .offset = offset, .kind = kind, .space = space,
-                    .object = object, .bytes = touch.bytes, .is_write = touch.write, .other_thread = other_thread});
+                    .object = object, .bytes = touch.bytes, .is_write = touch.write, .is_pending = is_pending,
+                    .other_thread = other_thread});
 }
 
 static bool misaligned(const Touch& touch) {
@@ -26,6 +28,7 @@ constexpr uint64_t kThreadBits = 0x3ff;
 constexpr uint64_t kSeveralLanes = 1 << 10;  // reads: by several lanes of that warp, in that warp interval
 constexpr uint64_t kSeveralWarps = 1 << 11;  // reads: by several warps
 constexpr uint64_t kAtomic = 1 << 12;
+constexpr uint64_t kPending = 1 << 13;  // writes: of a copy that has not been waited for
 
 // True if the access stamped `other` and one stamped `mine`, of which one writes, are in no order.
 static inline bool unordered(uint64_t other, uint64_t mine) {
@@ -55,10 +58,13 @@ static void check_shared(Worker* w, const Thread* t, const Touch& touch) {
     if (misaligned(touch)) record_access(w, kMisaligned, touch, kShared, kNoObject, offset);
     const uint64_t mine = static_cast<uint64_t>(w->interval) << 32 | t->stamp;
     ShadowCell* cell = w->shadow() + offset;
-    bool unwritten = false, race = false;
+    bool unwritten = false, race = false, pending = false;
     uint64_t other = 0;
     for (uint32_t i = 0; i < touch.bytes; ++i, ++cell) {
-        if (!(touch.atomic && cell->write & kAtomic) && unordered(cell->write, mine)) {
+        if (cell->write & kPending && cell->write >> 32 >= w->block_interval) {
+            race = pending = true;
+            other = cell->write;
+        } else if (!(touch.atomic && cell->write & kAtomic) && unordered(cell->write, mine)) {
             race = true;
             other = cell->write;
         }
@@ -72,12 +78,20 @@ static void check_shared(Worker* w, const Thread* t, const Touch& touch) {
             unwritten |= cell->write >> 32 < w->block_interval;
             if (!touch.atomic) cell->read = merged_read(cell->read, mine);
         }
-        if (touch.write) cell->write = mine | (touch.atomic ? kAtomic : 0);
+        if (touch.write) cell->write = mine | (touch.atomic ? kAtomic : 0) | (touch.pending ? kPending : 0);
     }
     if (unwritten) record_access(w, kUninitialised, touch, kShared, kNoObject, offset);
     if (race)
         record_access(w, kRace, touch, kShared, kNoObject, offset,
-                      other & (kSeveralLanes | kSeveralWarps) ? kNoObject : other & kThreadBits);
+                      other & (kSeveralLanes | kSeveralWarps) ? kNoObject : other & kThreadBits, pending);
+}
+
+// The thread has waited for a copy of its own: to others, what it wrote is written now.
+static void end_pending(Worker* w, const Thread* t, const void* address, uint32_t bytes) {
+    const uint64_t offset = reinterpret_cast<uint64_t>(address) - reinterpret_cast<uint64_t>(w->shared);
+    if (offset >= w->launch->shared_bytes || bytes > w->launch->shared_bytes - offset) return;
+    const uint64_t mine = static_cast<uint64_t>(w->interval) << 32 | t->stamp;
+    for (uint32_t i = 0; i < bytes; ++i) w->shadow()[offset + i].write = mine;
 }
 
 // --- global memory: a writer is atomic:1 | thread in the grid + 1:43 | barrier interval:20 --------------------

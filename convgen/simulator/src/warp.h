@@ -1,10 +1,12 @@
-// Warp-level waiting: shuffles, votes and __syncwarp end when every lane of the mask has come or exited.
+// Warp-level waiting: shuffles, votes, __syncwarp and what a whole warp executes end when every lane of the mask has come
+// or exited.
 #pragma once
 
 #include "counters.h"
+#include "matrix.h"
 #include "worker.h"
 
-enum WarpOperation { kWarpSync, kShuffle, kShuffleUp, kShuffleDown, kShuffleXor, kBallot, kMatchAny };
+enum WarpOperation { kWarpSync, kShuffle, kShuffleUp, kShuffleDown, kShuffleXor, kBallot, kMatchAny, kMma, kLdmatrix };
 
 static inline uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
@@ -43,6 +45,27 @@ static uint64_t warp_result(const Thread* lanes, uint32_t mask, int lane) {
     }
 }
 
+// mma or ldmatrix by these lanes. All must be there, at the same instruction; that orders none of their accesses.
+static void execute_together(Worker* w, Thread* t, uint32_t present) {
+    const uint32_t base = t->linear & ~(kWarp - 1);
+    const Thread* lanes = &w->thread[base];
+    uint32_t same = 0;
+    for (uint32_t lane = 0; lane < kWarp; ++lane)
+        if (present >> lane & 1 && lanes[lane].pc == t->pc && lanes[lane].operand == t->operand) same |= 1u << lane;
+    if (same != 0xffffffffu && w->launch->check) {
+        Thread* const running = w->current;
+        w->current = t;
+        record(w, Fault{.pc = t->pc, .kind = kDivergentWarp, .object = same});
+        w->current = running;
+    }
+    if (t->operation == kMma)
+        warp_mma(w, lanes, present, static_cast<MmaType>(t->operand));
+    else
+        warp_ldmatrix(w, lanes, present);
+    for (uint32_t lane = 0; lane < kWarp; ++lane)
+        if (present >> lane & 1) wake(w, &w->thread[base + lane]);
+}
+
 // If all lanes of t's mask are there for the same operation, give each its result and let them run.
 static void try_collective(Worker* w, Thread* t) {
     const uint32_t base = t->linear & ~(kWarp - 1);
@@ -57,6 +80,7 @@ static void try_collective(Worker* w, Thread* t) {
         present |= 1u << lane;
         if (other->stamp > newest) newest = other->stamp;
     }
+    if (t->operation >= kMma) return execute_together(w, t, present);
     for (uint32_t lane = 0; lane < kWarp; ++lane)
         if (present >> lane & 1) lanes[lane].result = warp_result(lanes, present, lane);
     for (uint32_t lane = 0; lane < kWarp; ++lane) {

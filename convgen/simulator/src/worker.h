@@ -29,7 +29,8 @@ struct ShadowCell {
     uint64_t write, read;
 };
 
-struct Access;  // counters.h
+struct Access;     // counters.h
+struct AsyncCopy;  // async_copy.h
 
 enum State : uint8_t { kUnstarted, kRunnable, kAtBarrier, kAtWarp, kTraceFull, kDone };
 
@@ -41,6 +42,7 @@ struct Thread {
     uint32_t stamp;  // warp interval:16 | thread:16
     // what it waits for
     uint32_t line;
+    uint64_t pc;  // where `line` does not say the place
     int operation;
     int operand, width, predicate;
     uint32_t mask;
@@ -51,6 +53,9 @@ struct Thread {
     // accesses since the last flush, for the counters
     uint32_t trace_length, trace_capacity;
     Access* trace;
+    // copies that have not been waited for, the oldest first
+    uint32_t copies_begin, copies_end, copies_capacity, groups_committed;
+    AsyncCopy* copies;
 };
 
 struct SiteTable;

@@ -18,7 +18,7 @@ from convgen.problem import Conv, Direction
 from convgen.space import Space
 from convgen.strategies import common, descent, operands, rules, winograd_cost
 from convgen.strategies.operands import Operand
-from convgen.strategies.winograd_numerics import numerics, require_admitted
+from convgen.strategies.winograd_numerics import MMA_TERMS, numerics, require_admitted, units
 from convgen.strategies.winograd_tiling import MOST_AXES, TAPS, Tiling, WinogradConfig
 from convgen.strategies.winograd_transform import parse_points, program
 from convgen.target import Target
@@ -32,14 +32,28 @@ MAX_INDEX = (1 << 31) - 1
 POINTS = ("0:1:-1", "0:1:-1:2", "0:1:-1:1/2", "0:1:-1:1/2:-2", "0:1:-1:2:-2")
 """Of F(2, 3), F(3, 3) and F(4, 3). Reciprocals with opposite signs grow errors less than {0, 1, -1, 2, -2}."""
 
-STARTS = (
-    WinogradConfig("separate", "0:1:-1:1/2:-2", 128, 128, 8, 8, 8, 1, 1024),
-    WinogradConfig("separate", "0:1:-1", 128, 128, 8, 8, 8, 1, 1024),
-    WinogradConfig("separate", "0:1:-1:1/2:-2", 32, 32, 8, 4, 4, 1, 4096),
-    WinogradConfig("separate", "0:1:-1", 32, 32, 8, 4, 4, 1, 4096),
-    WinogradConfig("fused", "0:1:-1", 16, 32, 4, 4, 4, 1, 16),
+PRODUCTS = ("fp32", "3xtf32", "tf32")
+TENSOR_CORES_SINCE = (8, 0)
+"""The first compute capability whose tensor cores multiply TF32."""
+
+SEPARATE = WinogradConfig("separate", "0:1:-1:1/2:-2", "fp32", 128, 128, 8, 8, 8, 1, 1024)
+FUSED = WinogradConfig("fused", "0:1:-1", "fp32", 64, 32, 8, 8, 8, 1, 1024)
+SMALL = WinogradConfig("fused", "0:1:-1", "fp32", 16, 32, 4, 4, 4, 1, 1024)
+STARTS = tuple(
+    dataclasses.replace(config, points=points, product=product, workspace_mib=mebibytes)
+    for config in (SEPARATE, FUSED, SMALL)
+    for points in (("0:1:-1:1/2:-2", "0:1:-1") if config is SEPARATE else ("0:1:-1",))
+    for product in (("fp32", "3xtf32") if config is SEPARATE else ("fp32",))
+    for mebibytes in ((1024, 4096) if config is SEPARATE else (1024,))
 )
-"""Where the walk to the default begins: the first that is legal. The last asks for the least memory."""
+"""Where walks to the default begin: at the first legal config of either shape."""
+
+
+NUMERICS = {
+    "fp32": "products by FMA in the order of q",
+    "tf32": "products of factors rounded to TF32, on tensor cores",
+    "3xtf32": "products in three parts on tensor cores, summed in fp32",
+}
 
 
 class Winograd:
@@ -64,17 +78,21 @@ class Winograd:
         if g.is_empty or not g.has_terms:
             return "there is nothing to multiply; direct writes what is left"
         try:
-            self._start(problem, target)
+            self._starts(problem, target)
         except ConfigError as error:
-            return f"no transform is admitted: {error}"
+            return f"not even the smallest tiles are legal: {error}"
         return None
 
     def space(self, problem: Conv, target: Target) -> Space:
+        products = PRODUCTS if target.compute_capability >= TENSOR_CORES_SINCE else PRODUCTS[:1]
         return Space(
             WinogradConfig,
             {
                 "kernels": ("separate", "fused"),
-                "points": tuple(points for points in POINTS if self._is_admitted(problem, points)),
+                "points": tuple(p for p in POINTS if any(_is_admitted(problem, p, product) for product in PRODUCTS)),
+                "product": tuple(
+                    product for product in products if any(_is_admitted(problem, p, product) for p in POINTS)
+                ),
                 "block_m": (16, 32, 64, 128),
                 "block_n": (32, 64, 128),
                 "block_k": (4, 8, 16),
@@ -88,6 +106,7 @@ class Winograd:
     def check(self, problem: Conv, config: WinogradConfig, target: Target) -> None:
         c = config
         rules.one_of(c, "kernels", ("separate", "fused"))
+        rules.one_of(c, "product", PRODUCTS)
         rules.at_least_one(c)
         t = _tiling(problem, c)
         if t.transform.m < 2 or t.transform.alpha > MAX_ALPHA:
@@ -106,8 +125,10 @@ class Winograd:
 
     def _check_threads(self, t: Tiling, target: Target) -> None:
         c = t.c
+        if c.tensor_cores:
+            self._check_tensor_cores(c, target)
         threads_n = c.block_n // c.thread_n
-        warp_n = min(threads_n, 8)
+        warp_n = 4 if c.tensor_cores else min(threads_n, 8)
         if threads_n < 4 or c.block_m % (target.warp // warp_n * c.thread_m):
             raise ConfigError(f"block {c.block_m} x {c.block_n} of threads' {c.thread_m} x {c.thread_n}: a warp is "
                               "4 x 8 or 8 x 4 threads, so that its shared loads have no bank conflict")  # fmt: skip
@@ -121,6 +142,15 @@ class Winograd:
             raise ConfigError(f"thread_m={c.thread_m}, thread_n={c.thread_n}, share={c.share}, block_k={c.block_k}: "
                               f"sums, operands and elements under way take about {t.registers} registers, a thread has "
                               f"{limit}")  # fmt: skip
+
+    def _check_tensor_cores(self, c: WinogradConfig, target: Target) -> None:
+        if target.compute_capability < TENSOR_CORES_SINCE:
+            raise ConfigError(
+                f"product={c.product}: {target.arch} has no tensor cores for TF32, those from sm_80 on have"
+            )
+        if c.block_k % MMA_TERMS or c.thread_m % 2 or c.thread_n % 2:
+            raise ConfigError(f"block_k={c.block_k}, thread_m={c.thread_m}, thread_n={c.thread_n}: tensor cores take "
+                              f"{MMA_TERMS} summed channels, and 2 x 2 results of a thread, at a time")  # fmt: skip
 
     def _check_sizes(self, t: Tiling) -> None:
         g, c = t.g, t.c
@@ -141,24 +171,23 @@ class Winograd:
                               f"{MAX_CHUNKS} would take longer than the work")  # fmt: skip
 
     def default(self, problem: Conv, target: Target) -> WinogradConfig:
-        settled: WinogradConfig = descent.settled(self, problem, target, self._start(problem, target))
-        return settled
+        ends = [descent.settled(self, problem, target, start) for start in self._starts(problem, target)]
+        best: WinogradConfig = min(ends, key=lambda config: self.cost(problem, config, target))
+        return best
 
-    def _start(self, problem: Conv, target: Target) -> WinogradConfig:
-        """The first of STARTS that is legal. Raises ConfigError with what is wrong with the last."""
-        *others, last = STARTS
-        for config in others:
-            try:
-                self.check(problem, config, target)
-            except ConfigError:
-                continue
-            return config
-        self.check(problem, last, target)
-        return last
+    def _starts(self, problem: Conv, target: Target) -> list[WinogradConfig]:
+        """The first legal config of either shape. Raises ConfigError with what is wrong with the smallest if none is."""
+        found: dict[str, WinogradConfig] = {}
+        for config in STARTS:
+            if config.kernels not in found and self._is_legal(problem, config, target):
+                found[config.kernels] = config
+        if not found:
+            self.check(problem, SMALL, target)
+        return list(found.values())
 
-    def _is_admitted(self, problem: Conv, points: str) -> bool:
+    def _is_legal(self, problem: Conv, config: WinogradConfig, target: Target) -> bool:
         try:
-            require_admitted(_tiling(problem, dataclasses.replace(STARTS[0], points=points)))
+            self.check(problem, config, target)
         except ConfigError:
             return False
         return True
@@ -186,6 +215,14 @@ class Winograd:
             notes=_notes(t),
             name=common.kernel_name(problem, self.name, config),
         )  # fmt: skip
+
+
+def _is_admitted(problem: Conv, points: str, product: str) -> bool:
+    try:
+        require_admitted(_tiling(problem, dataclasses.replace(SEPARATE, points=points, product=product)))
+    except ConfigError:
+        return False
+    return True
 
 
 def _tiling(problem: Conv, config: WinogradConfig) -> Tiling:
@@ -296,7 +333,9 @@ def _constants(t: Tiling, target: Target, launches: dict[str, tuple[Launch, ...]
         "input_program": program(f.input),
         "filter_program": program(f.filter),
         "inverse_program": program(f.inverse),
-        "steps": found.steps,
+        "product": c.product,
+        "numerics_of_product": NUMERICS,
+        "bound_units": f"{units(found):.0f}",
         "growth": found.growth,
         "exact": found.exact_on_integers,
         "block_m": c.block_m,
@@ -308,6 +347,7 @@ def _constants(t: Tiling, target: Target, launches: dict[str, tuple[Launch, ...]
         "threads": t.threads,
         "resident": t.resident(target),
         "stage_components": t.stage_components,
+        "pitch_m": t.pitch_m,
         "pitch_n": t.pitch_n,
         "along_q": t.along_q,
         "along_channels": t.along_channels,
@@ -352,7 +392,8 @@ def _notes(t: Tiling) -> tuple[str, ...]:
         f"instead of {plain} ({plain / t.components:.3g}x fewer)",
         f"additions a tile: {additions['input']} a channel of x, {additions['inverse']} a channel of y; "
         f"{additions['filter']} a pair of channels of w, once",
-        f"error: growth {found.growth:.4g}, {found.steps} roundings",
+        f"error: up to {found.growth * units(found):.0f} * 2^-24 of the sum of magnitudes, a growth of {found.growth:.3g} "
+        f"times {units(found):.0f} roundings",
     )
 
 

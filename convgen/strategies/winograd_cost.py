@@ -17,6 +17,11 @@ PIXEL, STORE = 4, 2
 STEP_WAIT = 210
 """Cycles that a step waits for the next stage."""
 
+MMA_FRACTION = 0.55
+"""Of the tensor cores' rate, what mma.sync attains."""
+SPLIT = 1
+"""Instructions that split a factor, for each of its products."""
+
 REGISTERS = 6
 """Of a thread, beside what the tiling counts."""
 
@@ -49,12 +54,22 @@ def _additions(t: Tiling) -> float:
     return lines * program(f.input).additions
 
 
+def _multiplications(t: Tiling, target: Target) -> float:
+    """Instructions of a thread for the products of one channel, or the time of as many on tensor cores."""
+    results = t.c.thread_m * t.c.thread_n
+    if not t.c.tensor_cores:
+        return results
+    parts = 3 if t.c.product == "3xtf32" else 1
+    rate = MMA_FRACTION * target.peak.tf32 / target.peak.fp32
+    return results * parts / rate + SPLIT * parts * (t.c.thread_m + t.c.thread_n) + (results / 8 if parts > 1 else 0)
+
+
 def _product(t: Tiling, target: Target) -> Work:
     c = t.c
     blocks = extent_at(t.blocks(t.tiles_m * t.g.groups * (1 if c.fused else t.components)), t.g.typical_batch)
     steps = t.padded_q // c.block_k
     terms = steps * c.block_k * c.share
-    instructions = float(terms * c.thread_m * c.thread_n + STEP * steps + THREAD)
+    instructions = float(_multiplications(t, target) * terms + STEP * steps + THREAD)
     wavefronts = 0.0
     lanes_n = min(c.block_n // c.thread_n, 8)
     for thread, lanes in ((c.thread_m, target.warp // lanes_n), (c.thread_n, lanes_n)):

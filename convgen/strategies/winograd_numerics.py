@@ -2,10 +2,14 @@
 
 To first order the error of a result is at most
 
-    steps * eps * |A^T| ((|G| |w|) * (|B^T| |x|)),   steps = channels + roundings of the three transforms,
+    steps * eps * |A^T| ((|G| |w|) * (|B^T| |x|)),   steps = roundings of the transforms and of the sums,
 
 (Barabasz, Anderson, Soodhalter and Gregg, 2020), so that with |x| the largest within a tile and |w| the largest tap it
 is growth * steps * eps * (|x| * |w|), where growth is `Transform.growth` to the power of the transformed axes.
+
+Products on tensor cores: a step of 8 channels rounds by up to 2^-22, whatever its terms. TF32 factors are rounded once
+more. As sums of two TF32 numbers they are not, but for 2^-22 each; the product of the two low parts, as much, is left
+out, and each step of 8 is added up apart in three steps and then added to the sum in fp32.
 """
 
 from __future__ import annotations
@@ -16,8 +20,14 @@ from convgen.problem import Accuracy, DType
 from convgen.strategies.winograd_tiling import Tiling
 from convgen.strategies.winograd_transform import Transform, program
 
+EPS = DType.FP32.eps
+"""The unit that bounds are told in."""
+
 SMALL_INTEGER = 4
 """The largest magnitude of operands that sums are to be exact for."""
+
+MMA_TERMS, MMA_EPS = 8, 4
+"""Of a step of tensor cores: channels, and the rounding in units of EPS."""
 
 
 def roundings(transform: Transform, axes: int) -> int:
@@ -29,13 +39,26 @@ def growth(transform: Transform, axes: int) -> float:
     return float(transform.growth**axes)
 
 
+def product_arithmetic(product: str, channels: int) -> tuple[int, float]:
+    """Roundings by EPS of a sum over so many channels, and the unit roundoff of its factors."""
+    pieces = -(-channels // MMA_TERMS)
+    match product:
+        case "tf32":
+            return MMA_EPS * pieces, DType.TF32.eps
+        case "3xtf32":
+            return pieces + 3 * MMA_EPS, 1.5 * 2.0**-22
+    return channels, 0.0
+
+
 def numerics(t: Tiling) -> Numerics:
     """The arithmetic of a plan."""
     axes, f = len(t.transformed), t.transform
     terms = t.g.q_size * t.g.taps
+    steps, eps_in = product_arithmetic(t.c.product, t.g.q_size)
     largest = growth(f, axes) * f.grain**axes * terms * SMALL_INTEGER**2
     return Numerics(
-        steps=t.g.q_size + roundings(f, axes),
+        steps=steps + roundings(f, axes),
+        eps_in=eps_in,
         growth=growth(f, axes),
         reach=tuple(a.alpha - 1 for a in t.axes),
         mixes_taps=True,
@@ -43,17 +66,25 @@ def numerics(t: Tiling) -> Numerics:
     )
 
 
-def require_admitted(t: Tiling) -> None:
-    """Raise ConfigError if the problem is strict and the config's bound is larger than the direct kernel's."""
-    found = numerics(t)
-    terms = t.g.q_size * t.g.taps
+def units(found: Numerics) -> float:
+    """The bound of a sum of products, without the growth, in units of EPS."""
     assert found.steps is not None
-    bound = found.growth * (found.steps + 2 * found.eps_in / DType.FP32.eps)
-    if t.problem.accuracy is Accuracy.STRICT and bound > terms:
+    return found.steps + 2 * found.eps_in / EPS
+
+
+def require_admitted(t: Tiling) -> None:
+    """Raise ConfigError if the problem is strict and the config's bound is larger than the direct kernel's.
+
+    That one rounds once a term, and on tensor cores the operands of a TF32 problem.
+    """
+    found = numerics(t)
+    direct = t.g.q_size * t.g.taps + (2 * DType.TF32.eps / EPS if t.problem.dtype is DType.TF32 else 0)
+    bound = found.growth * units(found)
+    if t.problem.accuracy is Accuracy.STRICT and bound > direct:
         shape = "x".join([str(t.transform.m)] * len(t.transformed))
         taps = "x".join([str(t.transform.r)] * len(t.transformed))
         raise ConfigError(
-            f"points={t.c.points}: F({shape}, {taps}) errs by up to {bound:.0f} * 2^-24 of the sum of magnitudes "
-            f"(growth {found.growth:.3g}, {found.steps} roundings), a direct kernel by {terms} (one a term); "
-            "accuracy=fast admits it"
+            f"points={t.c.points}, product={t.c.product}: F({shape}, {taps}) errs by up to {bound:.0f} * 2^-24 of the "
+            f"sum of magnitudes (growth {found.growth:.3g} times {units(found):.0f} roundings), a direct kernel by "
+            f"{direct:.0f}; accuracy=fast admits it"
         )

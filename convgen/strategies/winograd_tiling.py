@@ -19,7 +19,7 @@ TAPS = 3
 MOST_AXES = 2
 """That are transformed: along three, a tile of one channel would not fit in a thread's registers."""
 SKEW = 8
-"""Floats between rows of V in shared memory where four threads write neighbouring rows: moves them to other banks."""
+"""Floats between rows in shared memory where a warp's access goes over four rows: moves them to other banks."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class WinogradConfig(Config):
     """"fused": transform, product and inverse in one; "separate": three kernels, the transformed data in between."""
     points: str
     """Where the polynomials are evaluated beside infinity: two more than a tile has results, less the taps."""
+    product: str
+    """"fp32": FMA on CUDA cores; "tf32": tensor cores; "3xtf32": tensor cores on factors in two parts, nearly fp32."""
     block_m: int
     block_n: int
     block_k: int
@@ -44,6 +46,10 @@ class WinogradConfig(Config):
     @property
     def fused(self) -> bool:
         return self.kernels == "fused"
+
+    @property
+    def tensor_cores(self) -> bool:
+        return self.product != "fp32"
 
     @property
     def lanes(self) -> int:
@@ -165,7 +171,10 @@ class Tiling:
             under_way = max(pixels, self.filter_stage // self.threads)
         else:
             under_way = c.block_k * (c.block_m + c.block_n) // self.threads
-        return c.share * c.thread_m * c.thread_n + c.thread_m + c.thread_n + under_way + 28
+        operands = c.thread_m + c.thread_n
+        if c.tensor_cores:  # the factors of a step of 8, in parts, and the sums of a row of pieces
+            operands = (c.thread_n + 4) * (2 if c.product == "3xtf32" else 1) + 2 * c.thread_n
+        return c.share * c.thread_m * c.thread_n + operands + under_way + 28
 
     def resident(self, target: Target) -> int:
         """Blocks of the product that a multiprocessor shall have room for: what the compiler allots registers by."""
@@ -180,9 +189,14 @@ class Tiling:
         return self.components if self.c.fused else 1
 
     @property
+    def pitch_m(self) -> int:
+        """From one row of a stage's U to the next."""
+        return self.c.block_m + (SKEW if self.c.tensor_cores else 0)
+
+    @property
     def pitch_n(self) -> int:
         """From one row of a stage's V to the next."""
-        return self.c.block_n + (SKEW if self.c.fused and self.along_q > 1 else 0)
+        return self.c.block_n + (SKEW if self.c.tensor_cores or (self.c.fused and self.along_q > 1) else 0)
 
     @property
     def filter_stage(self) -> int:
@@ -191,7 +205,7 @@ class Tiling:
 
     @property
     def stages_bytes(self) -> int:
-        return 2 * 4 * self.stage_components * self.c.block_k * (self.c.block_m + self.pitch_n)
+        return 2 * 4 * self.stage_components * self.c.block_k * (self.pitch_m + self.pitch_n)
 
     @property
     def exchange_run(self) -> int:

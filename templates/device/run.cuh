@@ -1,8 +1,9 @@
-// kFloats neighbouring floats on their way from global to shared memory, 16 bytes an access. Between fetch and store a
-// thread holds its part in registers, so that a run travels while the one before it is being multiplied.
-template <int kFloats, int kThreads>
+// kRows rows of kRow floats that lie one after the other in global memory, on their way to rows kPitch apart in shared
+// memory, 16 bytes an access. Between fetch and store a thread holds its part in registers, so that they travel while
+// those before are being multiplied.
+template <int kRows, int kRow, int kPitch, int kThreads>
 struct Run {
-    static constexpr int kPacks = kFloats / 4;
+    static constexpr int kPacks = kRows * kRow / 4;
     static constexpr int kRounds = (kPacks + kThreads - 1) / kThreads;
 
     Pack<float, 4> held[kRounds];
@@ -21,7 +22,7 @@ struct Run {
         for (int round = 0; round < kRounds; ++round) {
             const int pack = round * kThreads + thread;
             if (kPacks % kThreads != 0 && pack >= kPacks) break;
-            store_pack(to + pack * 4, held[round]);
+            store_pack(to + pack * 4 / kRow * kPitch + pack * 4 % kRow, held[round]);
         }
     }
 };

@@ -195,6 +195,12 @@ class Numerics:
     exact_on_integers: bool = True
     """Whether sums of small integers come out without an error."""
 
+    @property
+    def units(self) -> float:
+        """`2 * eps_in + steps * eps_acc` in units of fp32's roundoff, for stated steps."""
+        assert self.steps is not None
+        return (2 * self.eps_in + self.steps * self.eps_acc) * 2.0**24
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -18,14 +18,14 @@ from convgen.problem import Conv, Direction
 from convgen.space import Space
 from convgen.strategies import common, descent, operands, rules, winograd_cost
 from convgen.strategies.operands import Operand
-from convgen.strategies.winograd_numerics import MMA_TERMS, numerics, require_admitted, units
+from convgen.strategies.winograd_numerics import MMA_TERMS, numerics, require_admitted
 from convgen.strategies.winograd_tiling import MOST_AXES, TAPS, Tiling, WinogradConfig
 from convgen.strategies.winograd_transform import parse_points, program
 from convgen.target import Target
 
 THREADS = 256
 """Threads a block of the transforms."""
-MAX_ALPHA = 8
+LARGEST_TILE = 6
 MAX_CHUNKS = 1024
 MAX_INDEX = (1 << 31) - 1
 
@@ -80,7 +80,7 @@ class Winograd:
         try:
             self._starts(problem, target)
         except ConfigError as error:
-            return f"not even the smallest tiles are legal: {error}"
+            return str(error)
         return None
 
     def space(self, problem: Conv, target: Target) -> Space:
@@ -89,7 +89,7 @@ class Winograd:
             WinogradConfig,
             {
                 "kernels": ("separate", "fused"),
-                "points": tuple(p for p in POINTS if any(_is_admitted(problem, p, product) for product in PRODUCTS)),
+                "points": tuple(p for p in POINTS if any(_is_admitted(problem, p, q) for q in products)),
                 "product": tuple(
                     product for product in products if any(_is_admitted(problem, p, product) for p in POINTS)
                 ),
@@ -109,9 +109,9 @@ class Winograd:
         rules.one_of(c, "product", PRODUCTS)
         rules.at_least_one(c)
         t = _tiling(problem, c)
-        if t.transform.m < 2 or t.transform.alpha > MAX_ALPHA:
-            raise ConfigError(f"points={c.points}: tiles of {t.transform.m} results; expected 2 to "
-                              f"{MAX_ALPHA - TAPS + 1}: one saves nothing, the errors of more leave no digits")  # fmt: skip
+        if t.transform.m < 2 or t.transform.m > LARGEST_TILE:
+            raise ConfigError(f"points={c.points}: tiles of {t.transform.m} results; expected 2 to {LARGEST_TILE}: one "
+                              "saves nothing, the errors of more leave no digits")  # fmt: skip
         for field in ("block_m", "block_n", "block_k", "thread_m", "thread_n"):
             value = getattr(c, field)
             if value & (value - 1):
@@ -145,9 +145,7 @@ class Winograd:
 
     def _check_tensor_cores(self, c: WinogradConfig, target: Target) -> None:
         if target.compute_capability < TENSOR_CORES_SINCE:
-            raise ConfigError(
-                f"product={c.product}: {target.arch} has no tensor cores for TF32, those from sm_80 on have"
-            )
+            raise ConfigError(f"product={c.product}: expected fp32, the tensor cores of {target.arch} have no TF32")
         if c.block_k % MMA_TERMS or c.thread_m % 2 or c.thread_n % 2:
             raise ConfigError(f"block_k={c.block_k}, thread_m={c.thread_m}, thread_n={c.thread_n}: tensor cores take "
                               f"{MMA_TERMS} summed channels, and 2 x 2 results of a thread, at a time")  # fmt: skip
@@ -176,7 +174,7 @@ class Winograd:
         return best
 
     def _starts(self, problem: Conv, target: Target) -> list[WinogradConfig]:
-        """The first legal config of either shape. Raises ConfigError with what is wrong with the smallest if none is."""
+        """The first legal config of either shape. Raises ConfigError, for the smallest, if there is none."""
         found: dict[str, WinogradConfig] = {}
         for config in STARTS:
             if config.kernels not in found and self._is_legal(problem, config, target):
@@ -335,7 +333,7 @@ def _constants(t: Tiling, target: Target, launches: dict[str, tuple[Launch, ...]
         "inverse_program": program(f.inverse),
         "product": c.product,
         "numerics_of_product": NUMERICS,
-        "bound_units": f"{units(found):.0f}",
+        "bound_units": f"{found.units:.0f}",
         "growth": found.growth,
         "exact": found.exact_on_integers,
         "block_m": c.block_m,
@@ -392,8 +390,8 @@ def _notes(t: Tiling) -> tuple[str, ...]:
         f"instead of {plain} ({plain / t.components:.3g}x fewer)",
         f"additions a tile: {additions['input']} a channel of x, {additions['inverse']} a channel of y; "
         f"{additions['filter']} a pair of channels of w, once",
-        f"error: up to {found.growth * units(found):.0f} * 2^-24 of the sum of magnitudes, a growth of {found.growth:.3g} "
-        f"times {units(found):.0f} roundings",
+        f"error: up to {found.growth * found.units:.0f} * 2^-24 of the sum of magnitudes, "
+        f"growth {found.growth:.3g} times {found.units:.0f} roundings",
     )
 
 

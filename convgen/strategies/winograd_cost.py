@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from convgen.plan import extent_at
 from convgen.strategies.cost_model import LAUNCH_SECONDS, Work, kernel_seconds
 from convgen.strategies.winograd_tiling import Tiling
@@ -54,14 +56,20 @@ def _additions(t: Tiling) -> float:
     return lines * program(f.input).additions
 
 
-def _multiplications(t: Tiling, target: Target) -> float:
-    """Instructions of a thread for the products of one channel, or the time of as many on tensor cores."""
-    results = t.c.thread_m * t.c.thread_n
-    if not t.c.tensor_cores:
-        return results
-    parts = 3 if t.c.product == "3xtf32" else 1
-    rate = MMA_FRACTION * target.peak.tf32 / target.peak.fp32
-    return results * parts / rate + SPLIT * parts * (t.c.thread_m + t.c.thread_n) + (results / 8 if parts > 1 else 0)
+def _of_channel(t: Tiling, target: Target) -> tuple[float, float]:
+    """Instructions of a thread for the products of one channel, those on tensor cores by their time; wavefronts."""
+    c = t.c
+    results = c.thread_m * c.thread_n
+    if not c.tensor_cores:
+        lanes_n = min(c.block_n // c.thread_n, 8)
+        runs = [(thread // min(thread, 4), min(thread, 4), lanes) for thread, lanes in (
+            (c.thread_m, target.warp // lanes_n), (c.thread_n, lanes_n))]  # fmt: skip
+        reads = sum(count for count, _, _ in runs)
+        return results + FRAGMENT * reads, sum(count * max(lanes * run / 32, 1.0) for count, run, lanes in runs)
+    parts = 3 if c.product == "3xtf32" else 1
+    factors = c.thread_m / 4 + c.thread_n / 8
+    issue = (1 + SPLIT * parts) * factors + (results / 8 if parts > 1 else 0) + parts * results / 32
+    return math.hypot(issue, results * parts * target.peak.fp32 / (MMA_FRACTION * target.peak.tf32)), factors
 
 
 def _product(t: Tiling, target: Target) -> Work:
@@ -69,13 +77,9 @@ def _product(t: Tiling, target: Target) -> Work:
     blocks = extent_at(t.blocks(t.tiles_m * t.g.groups * (1 if c.fused else t.components)), t.g.typical_batch)
     steps = t.padded_q // c.block_k
     terms = steps * c.block_k * c.share
-    instructions = float(_multiplications(t, target) * terms + STEP * steps + THREAD)
-    wavefronts = 0.0
-    lanes_n = min(c.block_n // c.thread_n, 8)
-    for thread, lanes in ((c.thread_m, target.warp // lanes_n), (c.thread_n, lanes_n)):
-        run = min(thread, 4)
-        instructions += FRAGMENT * terms * (thread // run)
-        wavefronts += terms * (thread // run) * max(lanes * run / 32, 1.0)
+    each, lines = _of_channel(t, target)
+    instructions = each * terms + STEP * steps + THREAD
+    wavefronts = lines * terms
     filter_packs = steps * t.stage_components * c.block_k * c.block_m / 4 / t.threads
     instructions += PACK * filter_packs
     wavefronts += 8 * filter_packs

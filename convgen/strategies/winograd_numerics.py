@@ -14,6 +14,9 @@ out, and each step of 8 is added up apart in three steps and then added to the s
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+
 from convgen.errors import ConfigError
 from convgen.plan import Numerics
 from convgen.problem import Accuracy, DType
@@ -30,11 +33,13 @@ MMA_TERMS, MMA_EPS = 8, 4
 """Of a step of tensor cores: channels, and the rounding in units of EPS."""
 
 
+@functools.lru_cache(maxsize=64)
 def roundings(transform: Transform, axes: int) -> int:
     """Of the transforms of input, filter and sums, along the longest way of an operand into a result."""
     return axes * sum(program(matrix).roundings for matrix in (transform.input, transform.filter, transform.inverse))
 
 
+@functools.lru_cache(maxsize=64)
 def growth(transform: Transform, axes: int) -> float:
     return float(transform.growth**axes)
 
@@ -50,26 +55,24 @@ def product_arithmetic(product: str, channels: int) -> tuple[int, float]:
     return channels, 0.0
 
 
-def numerics(t: Tiling) -> Numerics:
-    """The arithmetic of a plan."""
-    axes, f = len(t.transformed), t.transform
-    terms = t.g.q_size * t.g.taps
-    steps, eps_in = product_arithmetic(t.c.product, t.g.q_size)
-    largest = growth(f, axes) * f.grain**axes * terms * SMALL_INTEGER**2
+def arithmetic(transform: Transform, axes: int, product: str, channels: int) -> Numerics:
+    """Of a sum over so many channels, but for the reach."""
+    steps, eps_in = product_arithmetic(product, channels)
+    terms = channels * transform.r**axes
+    largest = growth(transform, axes) * transform.grain**axes * terms * SMALL_INTEGER**2
     return Numerics(
-        steps=steps + roundings(f, axes),
+        steps=steps + roundings(transform, axes),
         eps_in=eps_in,
-        growth=growth(f, axes),
-        reach=tuple(a.alpha - 1 for a in t.axes),
+        growth=growth(transform, axes),
         mixes_taps=True,
-        exact_on_integers=f.is_dyadic and largest < 1 << 24,
+        exact_on_integers=transform.is_dyadic and largest < 1 << 24,
     )
 
 
-def units(found: Numerics) -> float:
-    """The bound of a sum of products, without the growth, in units of EPS."""
-    assert found.steps is not None
-    return found.steps + 2 * found.eps_in / EPS
+def numerics(t: Tiling) -> Numerics:
+    """The arithmetic of a plan."""
+    found = arithmetic(t.transform, len(t.transformed), t.c.product, t.g.q_size)
+    return dataclasses.replace(found, reach=tuple(a.alpha - 1 for a in t.axes))
 
 
 def require_admitted(t: Tiling) -> None:
@@ -79,12 +82,12 @@ def require_admitted(t: Tiling) -> None:
     """
     found = numerics(t)
     direct = t.g.q_size * t.g.taps + (2 * DType.TF32.eps / EPS if t.problem.dtype is DType.TF32 else 0)
-    bound = found.growth * units(found)
+    bound = found.growth * found.units
     if t.problem.accuracy is Accuracy.STRICT and bound > direct:
         shape = "x".join([str(t.transform.m)] * len(t.transformed))
         taps = "x".join([str(t.transform.r)] * len(t.transformed))
         raise ConfigError(
             f"points={t.c.points}, product={t.c.product}: F({shape}, {taps}) errs by up to {bound:.0f} * 2^-24 of the "
-            f"sum of magnitudes (growth {found.growth:.3g} times {units(found):.0f} roundings), a direct kernel by "
+            f"sum of magnitudes (growth {found.growth:.3g} times {found.units:.0f} roundings), a direct kernel by "
             f"{direct:.0f}; accuracy=fast admits it"
         )

@@ -23,6 +23,7 @@ from convgen.errors import ConfigError
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 
+@functools.lru_cache(maxsize=64)
 def parse_points(text: str) -> tuple[Fraction, ...]:
     """The points of "0:1:-1:1/2:-2". Raises ConfigError if one is no fraction or occurs twice."""
     try:

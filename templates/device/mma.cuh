@@ -10,7 +10,7 @@ enum MmaType { kMmaFp16, kMmaBf16, kMmaTf32, kMmaInt8, kMmaUint8 };  // kMmaUint
 
 #ifndef CONVGEN_SIM
 #define CONVGEN_MMA(shape_and_types)                                                                            \
-    asm volatile("mma.sync.aligned." shape_and_types " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+    asm volatile("mma.sync.aligned." shape_and_types " { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};" \
                  : CONVGEN_MMA_D(d)                                                                             \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
 #endif
@@ -30,7 +30,7 @@ __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const
     static_assert(kType == kMmaFp16, "bf16 and TF32 tensor cores came with sm_80");
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 { %0, %1, %2, %3}, { %4, %5}, { %6}, { %0, %1, %2, %3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[2 * i]), "r"(a[2 * i + 1]), "r"(b[i]));
     }
@@ -52,10 +52,10 @@ __device__ __forceinline__ void mma(int (&d)[4], const unsigned (&a)[4], const u
     for (int i = 0; i < 4; ++i) {  // a[i]: 8 rows, half of k
         int* const rows = &d[i % 2 * 2];
         if constexpr (kType == kMmaInt8)
-            asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+            asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 { %0, %1}, { %2}, { %3}, { %0, %1};"
                          : "+r"(rows[0]), "+r"(rows[1]) : "r"(a[i]), "r"(b[i / 2]));
         else
-            asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.u8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+            asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.u8.s8.s32 { %0, %1}, { %2}, { %3}, { %0, %1};"
                          : "+r"(rows[0]), "+r"(rows[1]) : "r"(a[i]), "r"(b[i / 2]));
     }
 #endif

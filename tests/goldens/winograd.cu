@@ -1,6 +1,6 @@
-// conv2d_fprop_winograd_product_n2c40i13x11_k12f3x3p1_fp32_nchw_e800493a
+// conv2d_fprop_winograd_product_n2c40i13x11_k12f3x3p1_fp32_nchw_a391b6d7
 // conv2d n=2 c=40 k=12 in=13x11 filter=3x3 pad=1 epilogue=bias+relu
-// winograd: kernels=fused,points=0:1:-1,block_m=16,block_n=32,block_k=8,thread_m=4,thread_n=4,share=1,workspace_mib=1024
+// winograd: kernels=fused,points=0:1:-1,product=fp32,block_m=16,block_n=32,block_k=8,thread_m=4,thread_n=4,share=1,workspace_mib=256
 //
 // Idea       F(2x2, 3x3): a tile of 2 x 2 results takes 16 products a channel instead of 36. Input tile d, filter g and
 //            products are related by linear transforms whose factors are so simple that they are a few additions,
@@ -29,6 +29,7 @@
 //            U[t][q][m] = G w G^T    V[t][q][tile] = B^T x B    M[t][m][tile] = sum over q of U V
 //
 // Mapping    block   16 channels x 32 tiles of all components, 8 summed channels a step, 512 threads
+//            warp    4 x 8 threads, or 8 x 4 of few tiles
 //            thread  4 channels x 4 tiles of 1 component, in runs of up to four neighbours
 //            grid.x  channel tiles (fastest), groups, tiles
 //
@@ -197,11 +198,12 @@ __device__ __forceinline__ void load_fragment(float (&fragment)[kTile], const fl
     }
 }
 
-// kFloats neighbouring floats on their way from global to shared memory, 16 bytes an access. Between fetch and store a
-// thread holds its part in registers, so that a run travels while the one before it is being multiplied.
-template <int kFloats, int kThreads>
+// kRows rows of kRow floats that lie one after the other in global memory, on their way to rows kPitch apart in shared
+// memory, 16 bytes an access. Between fetch and store a thread holds its part in registers, so that they travel while
+// those before are being multiplied.
+template <int kRows, int kRow, int kPitch, int kThreads>
 struct Run {
-    static constexpr int kPacks = kFloats / 4;
+    static constexpr int kPacks = kRows * kRow / 4;
     static constexpr int kRounds = (kPacks + kThreads - 1) / kThreads;
 
     Pack<float, 4> held[kRounds];
@@ -220,7 +222,7 @@ struct Run {
         for (int round = 0; round < kRounds; ++round) {
             const int pack = round * kThreads + thread;
             if (kPacks % kThreads != 0 && pack >= kPacks) break;
-            store_pack(to + pack * 4, held[round]);
+            store_pack(to + pack * 4 / kRow * kPitch + pack * 4 % kRow, held[round]);
         }
     }
 };
@@ -276,7 +278,7 @@ constexpr int kThreadsM = kBlockM / kThreadM, kThreadsN = kBlockN / kThreadN, kL
 constexpr int kWarpN = kThreadsN < 8 ? kThreadsN : 8, kWarpM = 32 / kWarpN;
 constexpr int kTilesM = (kM + kBlockM - 1) / kBlockM, kPaddedM = kTilesM * kBlockM;
 constexpr int kSteps = (kQ + kBlockK - 1) / kBlockK, kPaddedQ = kSteps * kBlockK;
-constexpr int kPitchN = 32;  // tiles from one row of V to the next
+constexpr int kPitchM = 16, kPitchN = 32;  // floats from one row of a stage's U and V to the next
 constexpr int kAlongQ = 1;  // neighbouring threads that read neighbouring channels of a pixel
 
 // The transformed filter lies in the order in which stages take it: [g][tile of m][step][t][k][m].
@@ -420,6 +422,13 @@ __device__ __forceinline__ Item item(int index) {
     return {index / (kAlongQ * kBlockN) * kAlongQ + index % kAlongQ, index / kAlongQ % kBlockN};
 }
 
+// Channel and tile of the block that a thread's sums are of, and how many of them are neighbours.
+constexpr int kRunM = kThreadM < 4 ? kThreadM : 4, kRunN = kThreadN < 4 ? kThreadN : 4;
+
+__device__ __forceinline__ constexpr int channel_of(int thread_m, int i) { return fragment_index<kBlockM, kThreadM>(thread_m, i); }
+
+__device__ __forceinline__ constexpr int tile_of(int thread_n, int j) { return fragment_index<kBlockN, kThreadN>(thread_n, j); }
+
 // Adds the products of the summed channels from kFirst to kLast of a stage, whose components from `first` on are the
 // thread's.
 template <int kFirst, int kLast>
@@ -429,7 +438,7 @@ __device__ __forceinline__ void multiply(const float* filters, const float* inpu
         #pragma unroll
         for (int k = kFirst; k < kLast; ++k) {
             float us[kThreadM], vs[kThreadN];
-            load_fragment<kBlockM>(us, filters + ((first + s) * kBlockK + k) * kBlockM, thread_m);
+            load_fragment<kBlockM>(us, filters + ((first + s) * kBlockK + k) * kPitchM, thread_m);
             load_fragment<kBlockN>(vs, inputs + ((first + s) * kBlockK + k) * kPitchN, thread_n);
             #pragma unroll
             for (int i = 0; i < kThreadM; ++i) {
@@ -442,7 +451,7 @@ __device__ __forceinline__ void multiply(const float* filters, const float* inpu
 
 // The filter's transform, one thread a pair of channels; zeros where a tile of channels reaches past the last.
 extern "C" __global__ void __launch_bounds__(256)
-conv2d_fprop_winograd_filter_n2c40i13x11_k12f3x3p1_fp32_nchw_e800493a(const float* __restrict__ w, float* __restrict__ filters) {
+conv2d_fprop_winograd_filter_n2c40i13x11_k12f3x3p1_fp32_nchw_a391b6d7(const float* __restrict__ w, float* __restrict__ filters) {
     const offset_t index = static_cast<offset_t>(blockIdx.x) * 256 + threadIdx.x;
     const int m = static_cast<int>(index % kPaddedM), q = static_cast<int>(index / kPaddedM % kPaddedQ);
     const int g = static_cast<int>(index / kPaddedM / kPaddedQ);
@@ -465,7 +474,7 @@ conv2d_fprop_winograd_filter_n2c40i13x11_k12f3x3p1_fp32_nchw_e800493a(const floa
 
 // Input transform, product and inverse.
 extern "C" __global__ void __launch_bounds__(512, 1)
-conv2d_fprop_winograd_product_n2c40i13x11_k12f3x3p1_fp32_nchw_e800493a(const float* __restrict__ x, const float* __restrict__ filters, const float* __restrict__ bias, float* y) {
+conv2d_fprop_winograd_product_n2c40i13x11_k12f3x3p1_fp32_nchw_a391b6d7(const float* __restrict__ x, const float* __restrict__ filters, const float* __restrict__ bias, float* y) {
     const int tile_m = static_cast<int>(blockIdx.x % kTilesM), g = static_cast<int>(blockIdx.x / kTilesM % kGroups);
     const int first_tile = static_cast<int>(blockIdx.x / (kTilesM * kGroups)) * kBlockN;
     const int thread = threadIdx.x, lane = thread % kLanes, first = thread / kLanes * kShare;
@@ -474,7 +483,7 @@ conv2d_fprop_winograd_product_n2c40i13x11_k12f3x3p1_fp32_nchw_e800493a(const flo
 
     CONVGEN_SHARED(shared);
     float* const stages = reinterpret_cast<float*>(shared);
-    constexpr int kInputStage = kComponents * kBlockK * kPitchN, kStage = kFilterStage + kInputStage;
+    constexpr int kFilterFloats = kComponents * kBlockK * kPitchM, kStage = kFilterFloats + kComponents * kBlockK * kPitchN;
 
     // The tiles of one channel that the thread transforms in each step.
     constexpr int kItems = kBlockK * kBlockN, kRounds = (kItems + kThreads - 1) / kThreads;
@@ -495,7 +504,7 @@ conv2d_fprop_winograd_product_n2c40i13x11_k12f3x3p1_fp32_nchw_e800493a(const flo
         }
     };
     const auto store_input = [&](int step) {
-        float* const inputs = stages + (step & 1) * kStage + kFilterStage;
+        float* const inputs = stages + (step & 1) * kStage + kFilterFloats;
         #pragma unroll
         for (int round = 0; round < kRounds; ++round) {
             const int index = round * kThreads + thread;
@@ -508,11 +517,12 @@ conv2d_fprop_winograd_product_n2c40i13x11_k12f3x3p1_fp32_nchw_e800493a(const flo
         }
     };
 
-    Run<kFilterStage, kThreads> run;
+    Run<kComponents * kBlockK, kBlockM, kPitchM, kThreads> run;
     const float* const filters_of_tile = filters + (static_cast<offset_t>(g) * kTilesM + tile_m) * kSteps * kFilterStage;
     const auto fetch_filter = [&](int step) { run.fetch(thread, filters_of_tile + step * kFilterStage); };
     const auto store_filter = [&](int step) { run.store(thread, stages + (step & 1) * kStage); };
 
+    constexpr int kHalf = kBlockK / 2;
     float acc[kShare][kThreadM][kThreadN] = {};
     fetch_input(0);
     fetch_filter(0);
@@ -523,42 +533,41 @@ conv2d_fprop_winograd_product_n2c40i13x11_k12f3x3p1_fp32_nchw_e800493a(const flo
         // Half a step for the pixels to come, half for the filter, so that a thread holds one of them at a time.
         const float* const stage = stages + (step & 1) * kStage;
         if (step + 1 < kSteps) fetch_input(step + 1);
-        multiply<0, kBlockK / 2>(stage, stage + kFilterStage, first, thread_m, thread_n, acc);
+        multiply<0, kHalf>(stage, stage + kFilterFloats, first, thread_m, thread_n, acc);
         if (step + 1 < kSteps) {
             store_input(step + 1);
             fetch_filter(step + 1);
         }
-        multiply<kBlockK / 2, kBlockK>(stage, stage + kFilterStage, first, thread_m, thread_n, acc);
+        multiply<kHalf, kBlockK>(stage, stage + kFilterFloats, first, thread_m, thread_n, acc);
         if (step + 1 < kSteps) store_filter(step + 1);
         __syncthreads();
     }
 
-    // The components of a result lie in different threads: they meet in shared memory, kRun channels of a thread at a time.
-    constexpr int kRun = 4, kRunRows = kThreadsM * kRun;
-    constexpr int kRowStep = kBlockN, kTileStep = 1, kSheet = kRunRows * kRowStep;
+    // The components of a result lie in different threads: they meet in shared memory, kHeld channels of a thread at a time.
+    constexpr int kHeld = 4, kHeldRows = kThreadsM * kHeld;
+    constexpr int kRowStep = kBlockN, kTileStep = 1, kSheet = kHeldRows * kRowStep;
     const Epilogue epilogue{bias};
     #pragma unroll
-    for (int i0 = 0; i0 < kThreadM; i0 += kRun) {
+    for (int i0 = 0; i0 < kThreadM; i0 += kHeld) {
         if (i0 > 0) __syncthreads();
         #pragma unroll
         for (int s = 0; s < kShare; ++s) {
             float* const sheet = stages + (first + s) * kSheet;
-            constexpr int kRunN = kThreadN < 4 ? kThreadN : 4;
             #pragma unroll
-            for (int i = 0; i < kRun; ++i) {
+            for (int i = 0; i < kHeld; ++i) {
                 #pragma unroll
                 for (int j = 0; j < kThreadN; j += kRunN) {
                     Pack<float, kRunN> pack;
                     #pragma unroll
                     for (int v = 0; v < kRunN; ++v) pack.lane[v] = acc[s][i0 + i][j + v];
-                    store_pack(sheet + (thread_m * kRun + i) * kRowStep + fragment_index<kBlockN, kThreadN>(thread_n, j), pack);
+                    store_pack(sheet + (thread_m * kHeld + i) * kRowStep + tile_of(thread_n, j), pack);
                 }
             }
         }
         __syncthreads();
-        for (int index = thread; index < kRunRows * kBlockN; index += kThreads) {
+        for (int index = thread; index < kHeldRows * kBlockN; index += kThreads) {
             const int row = index / kBlockN, n = index % kBlockN;
-            const int m = tile_m * kBlockM + fragment_index<kBlockM, kThreadM>(row / kRun, i0 + row % kRun);
+            const int m = tile_m * kBlockM + channel_of(row / kHeld, i0 + row % kHeld);
             const Place at = place(first_tile + n);
             if (m >= kM || !at.exists) continue;
             float sums[kRows][kColumns], results[kResultRows][kResultColumns];

@@ -166,11 +166,7 @@ class Tiling:
     def registers(self) -> int:
         """About what a thread of the product needs: sums, a row of operands, elements under way, addresses."""
         c = self.c
-        if c.fused:
-            pixels = self.components * -(-c.block_k * c.block_n // self.threads)
-            under_way = max(pixels, self.filter_stage // self.threads)
-        else:
-            under_way = c.block_k * (c.block_m + c.block_n) // self.threads
+        under_way = self.components * -(-c.block_k * c.block_n // self.threads) if c.fused else 0
         operands = c.thread_m + c.thread_n
         if c.tensor_cores:  # the factors of a step of 8, in parts, and the sums of a row of pieces
             operands = (c.thread_n + 4) * (2 if c.product == "3xtf32" else 1) + 2 * c.thread_n
@@ -197,11 +193,6 @@ class Tiling:
     def pitch_n(self) -> int:
         """From one row of a stage's V to the next."""
         return self.c.block_n + (SKEW if self.c.tensor_cores or (self.c.fused and self.along_q > 1) else 0)
-
-    @property
-    def filter_stage(self) -> int:
-        """A stage's U, of all components."""
-        return self.components * self.c.block_k * self.c.block_m
 
     @property
     def stages_bytes(self) -> int:

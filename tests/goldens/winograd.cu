@@ -1,6 +1,6 @@
-// conv2d_fprop_winograd_product_n2c40i13x11_k12f3x3p1_fp32_nchw_a391b6d7
+// conv2d_fprop_winograd_product_n2c40i13x11_k12f3x3p1_fp32_nchw_32c0495c
 // conv2d n=2 c=40 k=12 in=13x11 filter=3x3 pad=1 epilogue=bias+relu
-// winograd: kernels=fused,points=0:1:-1,product=fp32,block_m=16,block_n=32,block_k=8,thread_m=4,thread_n=4,share=1,workspace_mib=256
+// winograd: kernels=fused,points=0:1:-1,product=fp32,block_m=16,block_n=32,block_k=8,thread_m=4,thread_n=4,share=1,workspace_mib=1024
 //
 // Idea       F(2x2, 3x3): a tile of 2 x 2 results takes 16 products a channel instead of 36. Input tile d, filter g and
 //            products are related by linear transforms whose factors are so simple that they are a few additions,
@@ -33,7 +33,7 @@
 //            thread  4 channels x 4 tiles of 1 component, in runs of up to four neighbours
 //            grid.x  channel tiles (fastest), groups, tiles
 //
-// Shared     two stages, one multiplied while the other is filled; one barrier a step
+// Shared     two stages, one multiplied while the other is filled (U by cp.async); one barrier a step
 //            +- stage 0 ------------------------------+- stage 1 --------+
 //            | U [16][8][16]      | V [16][8][32]      | the same         |
 //            +--------------------+-------------------+------------------+   float
@@ -198,34 +198,73 @@ __device__ __forceinline__ void load_fragment(float (&fragment)[kTile], const fl
     }
 }
 
-// kRows rows of kRow floats that lie one after the other in global memory, on their way to rows kPitch apart in shared
-// memory, 16 bytes an access. Between fetch and store a thread holds its part in registers, so that they travel while
-// those before are being multiplied.
-template <int kRows, int kRow, int kPitch, int kThreads>
-struct Run {
-    static constexpr int kPacks = kRows * kRow / 4;
-    static constexpr int kRounds = (kPacks + kThreads - 1) / kThreads;
+// Copies from global to shared memory that run while their thread goes on. Before sm_80 it waits for each.
+//
+// A thread's copies since its last commit are a group; groups end in order. After cp_async_wait_group<N> all but the
+// thread's N latest groups have ended; other threads see what they wrote after a barrier that follows. The destination is
+// neither read nor written from the call to that wait, nor is it copied to before a barrier behind its last readers.
 
-    Pack<float, 4> held[kRounds];
-
-    __device__ __forceinline__ void fetch(int thread, const float* from) {
-        #pragma unroll
-        for (int round = 0; round < kRounds; ++round) {
-            const int pack = round * kThreads + thread;
-            if (kPacks % kThreads != 0 && pack >= kPacks) break;
-            held[round] = load_pack<4>(from + pack * 4);
-        }
-    }
-
-    __device__ __forceinline__ void store(int thread, float* to) const {
-        #pragma unroll
-        for (int round = 0; round < kRounds; ++round) {
-            const int pack = round * kThreads + thread;
-            if (kPacks % kThreads != 0 && pack >= kPacks) break;
-            store_pack(to + pack * 4 / kRow * kPitch + pack * 4 % kRow, held[round]);
-        }
-    }
+template <int kBytes>
+struct __align__(kBytes) Words {
+    unsigned word[kBytes / 4];
 };
+
+// kBytes (4, 8 or 16, both addresses aligned to that) of which the first `valid` are copied and the rest become zero; with
+// none valid the source is not read.
+template <int kBytes>
+__device__ __forceinline__ void cp_async(void* shared, const void* global, int valid = kBytes) {
+    static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "cp.async copies 4, 8 or 16 bytes");
+#ifdef CONVGEN_SIM
+    convgen_sim_cp_async(shared, global, kBytes, valid);
+#elif __CUDA_ARCH__ >= 800
+    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+    if constexpr (kBytes == 16)
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" :: "r"(address), "l"(global), "r"(valid) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;"
+                     :: "r"(address), "l"(global), "n"(kBytes), "r"(valid) : "memory");
+#else
+    Words<kBytes> words = {};
+    if (valid == kBytes) {
+        words = *static_cast<const Words<kBytes>*>(global);
+    } else {
+        #pragma unroll
+        for (int i = 0; i < kBytes; ++i)
+            if (i < valid) words.word[i / 4] |= static_cast<unsigned>(static_cast<const unsigned char*>(global)[i]) << i % 4 * 8;
+    }
+    *static_cast<Words<kBytes>*>(shared) = words;
+#endif
+}
+
+__device__ __forceinline__ void cp_async_commit_group() {
+#ifdef CONVGEN_SIM
+    convgen_sim_cp_async_commit();
+#elif __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+template <int kGroups>
+__device__ __forceinline__ void cp_async_wait_group() {
+#ifdef CONVGEN_SIM
+    convgen_sim_cp_async_wait(kGroups);
+#elif __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" :: "n"(kGroups) : "memory");
+#endif
+}
+
+// Starts copying kRows rows of kRow floats, which lie one after the other in global memory, to rows kPitch apart in shared
+// memory, 16 bytes a copy. The caller commits them as a group and waits for it.
+template <int kRows, int kRow, int kPitch, int kThreads>
+__device__ __forceinline__ void copy_rows(float* to, const float* from, int thread) {
+    constexpr int kPacks = kRows * kRow / 4;
+    #pragma unroll
+    for (int round = 0; round < (kPacks + kThreads - 1) / kThreads; ++round) {
+        const int element = (round * kThreads + thread) * 4;
+        if (kPacks % kThreads != 0 && element >= kPacks * 4) break;
+        cp_async<16>(to + element / kRow * kPitch + element % kRow, from + element);
+    }
+}
 
 // Activations, in fp32. gelu is the exact one (erf), as PyTorch's default.
 enum Activation { kNone, kRelu, kRelu6, kGelu, kSilu, kHardswish, kLeakyRelu };
@@ -429,14 +468,12 @@ __device__ __forceinline__ constexpr int channel_of(int thread_m, int i) { retur
 
 __device__ __forceinline__ constexpr int tile_of(int thread_n, int j) { return fragment_index<kBlockN, kThreadN>(thread_n, j); }
 
-// Adds the products of the summed channels from kFirst to kLast of a stage, whose components from `first` on are the
-// thread's.
-template <int kFirst, int kLast>
+// Adds the products of the summed channels of a stage, whose components from `first` on are the thread's.
 __device__ __forceinline__ void multiply(const float* filters, const float* inputs, int first, int thread_m, int thread_n, float (&acc)[kShare][kThreadM][kThreadN]) {
     #pragma unroll
     for (int s = 0; s < kShare; ++s) {
         #pragma unroll
-        for (int k = kFirst; k < kLast; ++k) {
+        for (int k = 0; k < kBlockK; ++k) {
             float us[kThreadM], vs[kThreadN];
             load_fragment<kBlockM>(us, filters + ((first + s) * kBlockK + k) * kPitchM, thread_m);
             load_fragment<kBlockN>(vs, inputs + ((first + s) * kBlockK + k) * kPitchN, thread_n);
@@ -451,7 +488,7 @@ __device__ __forceinline__ void multiply(const float* filters, const float* inpu
 
 // The filter's transform, one thread a pair of channels; zeros where a tile of channels reaches past the last.
 extern "C" __global__ void __launch_bounds__(256)
-conv2d_fprop_winograd_filter_n2c40i13x11_k12f3x3p1_fp32_nchw_a391b6d7(const float* __restrict__ w, float* __restrict__ filters) {
+conv2d_fprop_winograd_filter_n2c40i13x11_k12f3x3p1_fp32_nchw_32c0495c(const float* __restrict__ w, float* __restrict__ filters) {
     const offset_t index = static_cast<offset_t>(blockIdx.x) * 256 + threadIdx.x;
     const int m = static_cast<int>(index % kPaddedM), q = static_cast<int>(index / kPaddedM % kPaddedQ);
     const int g = static_cast<int>(index / kPaddedM / kPaddedQ);
@@ -474,7 +511,7 @@ conv2d_fprop_winograd_filter_n2c40i13x11_k12f3x3p1_fp32_nchw_a391b6d7(const floa
 
 // Input transform, product and inverse.
 extern "C" __global__ void __launch_bounds__(512, 1)
-conv2d_fprop_winograd_product_n2c40i13x11_k12f3x3p1_fp32_nchw_a391b6d7(const float* __restrict__ x, const float* __restrict__ filters, const float* __restrict__ bias, float* y) {
+conv2d_fprop_winograd_product_n2c40i13x11_k12f3x3p1_fp32_nchw_32c0495c(const float* __restrict__ x, const float* __restrict__ filters, const float* __restrict__ bias, float* y) {
     const int tile_m = static_cast<int>(blockIdx.x % kTilesM), g = static_cast<int>(blockIdx.x / kTilesM % kGroups);
     const int first_tile = static_cast<int>(blockIdx.x / (kTilesM * kGroups)) * kBlockN;
     const int thread = threadIdx.x, lane = thread % kLanes, first = thread / kLanes * kShare;
@@ -517,31 +554,28 @@ conv2d_fprop_winograd_product_n2c40i13x11_k12f3x3p1_fp32_nchw_a391b6d7(const flo
         }
     };
 
-    Run<kComponents * kBlockK, kBlockM, kPitchM, kThreads> run;
     const float* const filters_of_tile = filters + (static_cast<offset_t>(g) * kTilesM + tile_m) * kSteps * kFilterStage;
-    const auto fetch_filter = [&](int step) { run.fetch(thread, filters_of_tile + step * kFilterStage); };
-    const auto store_filter = [&](int step) { run.store(thread, stages + (step & 1) * kStage); };
+    const auto copy_filter = [&](int step) {
+        copy_rows<kComponents * kBlockK, kBlockM, kPitchM, kThreads>(stages + (step & 1) * kStage, filters_of_tile + step * kFilterStage, thread);
+        cp_async_commit_group();
+    };
 
-    constexpr int kHalf = kBlockK / 2;
     float acc[kShare][kThreadM][kThreadN] = {};
+    copy_filter(0);
     fetch_input(0);
-    fetch_filter(0);
     store_input(0);
-    store_filter(0);
-    __syncthreads();
     for (int step = 0; step < kSteps; ++step) {
-        // Half a step for the pixels to come, half for the filter, so that a thread holds one of them at a time.
+        cp_async_wait_group<0>();
+        __syncthreads();  // the stage is full, and nobody reads the other one any more
         const float* const stage = stages + (step & 1) * kStage;
-        if (step + 1 < kSteps) fetch_input(step + 1);
-        multiply<0, kHalf>(stage, stage + kFilterFloats, first, thread_m, thread_n, acc);
         if (step + 1 < kSteps) {
-            store_input(step + 1);
-            fetch_filter(step + 1);
+            copy_filter(step + 1);
+            fetch_input(step + 1);
         }
-        multiply<kHalf, kBlockK>(stage, stage + kFilterFloats, first, thread_m, thread_n, acc);
-        if (step + 1 < kSteps) store_filter(step + 1);
-        __syncthreads();
+        multiply(stage, stage + kFilterFloats, first, thread_m, thread_n, acc);
+        if (step + 1 < kSteps) store_input(step + 1);
     }
+    __syncthreads();
 
     // The components of a result lie in different threads: they meet in shared memory, kHeld channels of a thread at a time.
     constexpr int kHeld = 4, kHeldRows = kThreadsM * kHeld;

@@ -9,22 +9,17 @@ they are, so that 3x1 and 1x3 filters are transformed along one axis.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from convgen.errors import ConfigError
 from convgen.gather import Gather, gather
-from convgen.plan import Buffer, Launch, Param, Placement, Plan, ScalarArg, Step, WorkspaceArg
+from convgen.plan import Launch, Plan, Step
 from convgen.problem import Conv, Direction
 from convgen.space import Space
-from convgen.strategies import common, descent, operands, rules, winograd_cost
-from convgen.strategies.operands import Operand
+from convgen.strategies import common, descent, rules, winograd_cost, winograd_plan
 from convgen.strategies.winograd_numerics import MMA_TERMS, numerics, require_admitted
 from convgen.strategies.winograd_tiling import MOST_AXES, TAPS, Tiling, WinogradConfig
-from convgen.strategies.winograd_transform import parse_points, program
 from convgen.target import Target
 
-THREADS = 256
-"""Threads a block of the transforms."""
 LARGEST_TILE = 6
 MAX_CHUNKS = 1024
 MAX_INDEX = (1 << 31) - 1
@@ -39,21 +34,15 @@ TENSOR_CORES_SINCE = (8, 0)
 SEPARATE = WinogradConfig("separate", "0:1:-1:1/2:-2", "fp32", 128, 128, 8, 8, 8, 1, 1024)
 FUSED = WinogradConfig("fused", "0:1:-1", "fp32", 64, 32, 8, 8, 8, 1, 1024)
 SMALL = WinogradConfig("fused", "0:1:-1", "fp32", 16, 32, 4, 4, 4, 1, 1024)
-STARTS = tuple(
-    dataclasses.replace(config, points=points, product=product, workspace_mib=mebibytes)
-    for config in (SEPARATE, FUSED, SMALL)
-    for points in (("0:1:-1:1/2:-2", "0:1:-1") if config is SEPARATE else ("0:1:-1",))
-    for product in (("fp32", "3xtf32") if config is SEPARATE else ("fp32",))
-    for mebibytes in ((1024, 4096) if config is SEPARATE else (1024,))
+STARTS = (
+    SEPARATE,
+    dataclasses.replace(SEPARATE, points="0:1:-1"),
+    dataclasses.replace(SEPARATE, points="0:1:-1", product="3xtf32"),
+    dataclasses.replace(SEPARATE, points="0:1:-1", workspace_mib=4096),
+    FUSED,
+    SMALL,
 )
 """Where walks to the default begin: at the first legal config of either shape."""
-
-
-NUMERICS = {
-    "fp32": "products by FMA in the order of q",
-    "tf32": "products of factors rounded to TF32, on tensor cores",
-    "3xtf32": "products in three parts on tensor cores, summed in fp32",
-}
 
 
 class Winograd:
@@ -154,7 +143,7 @@ class Winograd:
         g, c = t.g, t.c
         if g.groups * max(t.padded_q, t.padded_m) * c.block_n > MAX_INDEX:
             raise ConfigError(f"block_n={c.block_n}: over {MAX_INDEX} elements of a component in a block of tiles")
-        rules.grid_fits(t.problem, t.blocks(_scale(t)), "larger tiles")
+        rules.grid_fits(t.problem, t.blocks(winograd_plan.product_blocks(t)), "larger tiles")
         if common.largest_extent(t.problem, t.blocks(c.block_n)) > MAX_INDEX:
             raise ConfigError(f"points={c.points}: more than {MAX_INDEX} tiles; use more points")
         if c.fused:
@@ -195,7 +184,7 @@ class Winograd:
 
     def lower(self, problem: Conv, config: WinogradConfig, target: Target) -> Plan:
         t = _tiling(problem, config)
-        launches = _launches(t)
+        launches = winograd_plan.launches(t)
         steps: tuple[Step, ...] = (launches["filter"][0], *launches["product"])
         if not config.fused:
             chunks = zip(launches["input"], launches["product"], launches["inverse"], strict=True)
@@ -203,14 +192,14 @@ class Winograd:
         return Plan(
             problem, self.name, config, target,
             template="conv/winograd.cu.j2",
-            constants=_constants(t, target, launches),
+            constants=winograd_plan.constants(t, target, launches),
             kernels=tuple(dict.fromkeys(step.kernel for step in steps if isinstance(step, Launch))),
             steps=steps,
-            workspace=_workspace(t),
+            workspace=winograd_plan.workspace(t),
             alignment={t.g.y.name: t.y_pack * t.g.y.dtype.itemsize} if t.y_pack > 1 else {},
-            placements=_placements(t),
+            placements=winograd_plan.placements(t),
             numerics=numerics(t),
-            notes=_notes(t),
+            notes=winograd_plan.notes(t),
             name=common.kernel_name(problem, self.name, config),
         )  # fmt: skip
 
@@ -241,158 +230,6 @@ def _unsuitable_axes(g: Gather) -> str | None:
     if any(abs(a.spread) > 1 for a in transformed):
         return "a dilation above 1: neighbouring results read different pixels, so one tile does not serve them alike"
     return None
-
-
-# --- launches ----------------------------------------------------------------------------------------
-
-
-def _scale(t: Tiling) -> int:
-    """Blocks of the product for each block of tiles."""
-    return t.tiles_m * t.g.groups * (1 if t.c.fused else t.components)
-
-
-def _launches(t: Tiling) -> dict[str, tuple[Launch, ...]]:
-    """By part, one a chunk. Fused kernels have no input and inverse of their own; theirs are not in the plan."""
-    g, c = t.g, t.c
-    batch, x = operands.runtime_batch(g), operands.x(g)
-    results = (*operands.epilogue(t.problem), operands.y(g))
-    transformed = _buffer("filters", read=True)
-
-    def launch(part: str, taken: tuple[Operand, ...], scale: int, first: int, threads: int, shared: int = 0) -> Launch:
-        name = common.kernel_name(t.problem, "winograd", c, part)
-        grid = t.blocks(scale) if c.fused else t.of_chunk(scale, first)
-        return operands.launch(name, taken, (grid, 1, 1), (threads, 1, 1), shared)
-
-    def of_elements(channels: int) -> int:
-        return -(-g.groups * channels * c.block_n // THREADS)
-
-    filter_blocks = -(-g.groups * t.padded_q * t.padded_m // THREADS)
-    name = common.kernel_name(t.problem, "winograd", c, "filter")
-    found: dict[str, list[Launch]] = {"input": [], "product": [], "inverse": []}
-    filters = operands.launch(
-        name, (operands.w(g), _buffer("filters", read=False)), (filter_blocks, 1, 1), (THREADS, 1, 1)
-    )
-    for first in (0,) if c.fused else t.chunk_starts:
-        place: tuple[Operand, ...] = ()
-        if len(t.chunk_starts) > 1 and not c.fused:
-            place = ((Param("first_block", "int"), ScalarArg(first)),)
-        taken = (x, _buffer("inputs", read=False), *batch, *place)
-        found["input"].append(launch("input", taken, of_elements(t.padded_q), first, THREADS))
-        taken = (transformed, _buffer("inputs", read=True), _buffer("sums", read=False))
-        if c.fused:
-            taken = (x, transformed, *results, *batch)
-        found["product"].append(launch("product", taken, _scale(t), first, t.threads, t.shared_bytes))
-        taken = (_buffer("sums", read=True), *results, *batch, *place)
-        found["inverse"].append(launch("inverse", taken, of_elements(g.m), first, THREADS))
-    return {"filter": (filters,), **{part: tuple(launches) for part, launches in found.items()}}
-
-
-def _buffer(name: str, *, read: bool) -> Operand:
-    return Param(name, "const float*" if read else "float*"), WorkspaceArg(name)
-
-
-def _workspace(t: Tiling) -> tuple[Buffer, ...]:
-    filters = Buffer("filters", t.filter_bytes)
-    if t.c.fused:
-        return (filters,)
-    run = 4 * t.components * t.g.groups * t.c.block_n
-    return (
-        filters,
-        Buffer("inputs", t.of_chunk(run * t.padded_q)),
-        Buffer("sums", t.of_chunk(run * t.padded_m)),
-    )
-
-
-def _constants(t: Tiling, target: Target, launches: dict[str, tuple[Launch, ...]]) -> dict[str, Any]:
-    g, c, f = t.g, t.c, t.transform
-    found = numerics(t)
-    *rows, column = t.transformed
-    blocks = 1 if c.fused else t.most_blocks if t.chunk is None else t.chunk
-    largest = blocks * t.components * g.groups * c.block_n * max(t.padded_q, t.padded_m)
-    unbounded = t.problem.is_runtime_batch and t.problem.max_batch is None
-    wide = g.wide or max(largest, t.filter_bytes // 4) > MAX_INDEX or unbounded
-    names = {f"{part}_kernel": of_part[0].kernel.name for part, of_part in launches.items()}
-    parameters = {f"{part}_params": of_part[0].kernel.params for part, of_part in launches.items()}
-    return common.gather_constants(t.problem, g) | names | parameters | {
-        "config": str(c),
-        "offset_t": "long long" if wide else "int",
-        "kernels": c.kernels,
-        "points": [str(point) for point in parse_points(c.points)],
-        "axes": t.axes,
-        "row": rows[0] if rows else None,
-        "column": column,
-        "tile": f.m,
-        "alpha": f.alpha,
-        "components": t.components,
-        "plain_products": TAPS ** len(t.transformed) * t.results,
-        "input_matrix": f.input,
-        "filter_matrix": f.filter,
-        "inverse_matrix": f.inverse,
-        "input_program": program(f.input),
-        "filter_program": program(f.filter),
-        "inverse_program": program(f.inverse),
-        "product": c.product,
-        "numerics_of_product": NUMERICS,
-        "bound_units": f"{found.units:.0f}",
-        "growth": found.growth,
-        "exact": found.exact_on_integers,
-        "block_m": c.block_m,
-        "block_n": c.block_n,
-        "block_k": c.block_k,
-        "thread_m": c.thread_m,
-        "thread_n": c.thread_n,
-        "share": c.share,
-        "threads": t.threads,
-        "resident": t.resident(target),
-        "stage_components": t.stage_components,
-        "pitch_m": t.pitch_m,
-        "pitch_n": t.pitch_n,
-        "along_q": t.along_q,
-        "along_channels": t.along_channels,
-        "exchange_run": t.exchange_run,
-        "exchange_rows": t.exchange_rows,
-        "chunk_count": 1 if c.fused else len(t.chunk_starts),
-        "y_pack": t.y_pack,
-    }  # fmt: skip
-
-
-# --- what explain tells ------------------------------------------------------------------------------
-
-
-def _placements(t: Tiling) -> tuple[Placement, ...]:
-    g, c = t.g, t.c
-    run = 4 * t.components * g.groups * c.block_n * (1 if t.chunk is None else t.chunk)
-    count = len(t.chunk_starts)
-    between = (
-        Placement("V = B^T x B", "global", run * t.padded_q, f"{count} chunks in the workspace, each read once a row"),
-        Placement("M = U V", "global", run * t.padded_m, f"{count} chunks in the workspace: written once, read once"),
-    )
-    return (
-        Placement(g.x.name, "L1/L2", g.x.nbytes, "read once a tile; neighbouring tiles overlap by two pixels"),
-        Placement("U = G w G^T", "global", t.filter_bytes, "workspace: made from w alone, read once a block of tiles"),
-        *(() if c.fused else between),
-        Placement("stages", "shared", t.shared_bytes, "U and V of two steps: one is filled, one multiplied"),
-        common.sums_placement(c.share * c.thread_m * c.thread_n),
-    )
-
-
-def _notes(t: Tiling) -> tuple[str, ...]:
-    f, axes = t.transform, len(t.transformed)
-    lines = {"input": (f.alpha, f.alpha), "filter": (f.r, f.alpha), "inverse": (f.alpha, f.m)}
-    matrices = {"input": f.input, "filter": f.filter, "inverse": f.inverse}
-    # Along the second axis as many lines are transformed as the first left elements.
-    additions = {part: program(matrices[part]).additions * (1 if axes == 1 else sum(lines[part])) for part in lines}
-    shape, taps = "x".join([str(f.m)] * axes), "x".join([str(f.r)] * axes)
-    plain = f.r**axes * t.results
-    found = numerics(t)
-    return (
-        f"F({shape}, {taps}) at {t.c.points} and infinity: {t.components} multiplications a tile and pair of channels "
-        f"instead of {plain} ({plain / t.components:.3g}x fewer)",
-        f"additions a tile: {additions['input']} a channel of x, {additions['inverse']} a channel of y; "
-        f"{additions['filter']} a pair of channels of w, once",
-        f"error: up to {found.growth * found.units:.0f} * 2^-24 of the sum of magnitudes, "
-        f"growth {found.growth:.3g} times {found.units:.0f} roundings",
-    )
 
 
 STRATEGY = Winograd()

@@ -71,7 +71,8 @@ def _default(plan: Plan, outlook: Outlook) -> str:
     # A kernel that is launched once a chunk is told of once.
     lines = list(dict.fromkeys(_occupancy(kernel) for kernel in outlook.kernels))
     kernels = lines or [f"  occupancy not known: {outlook.not_compiled}"]
-    return "\n".join([f"{outlook.strategy}: {plan.config}", operands, *kernels])
+    notes = [f"  {note}" for note in plan.notes]
+    return "\n".join([f"{outlook.strategy}: {plan.config}", *notes, operands, *kernels])
 
 
 def _occupancy(kernel: KernelReport) -> str:
@@ -103,6 +104,7 @@ def _outlook_json(outlook: Outlook) -> dict[str, Any]:
         "reason": outlook.reason,
         "predicted_seconds": outlook.seconds,
         "config": outlook.plan.config.as_dict() if outlook.plan else None,
+        "notes": list(outlook.plan.notes) if outlook.plan else [],
         "placements": [dataclasses.asdict(placement) for placement in outlook.plan.placements] if outlook.plan else [],
         "kernels": [_kernel_json(kernel) for kernel in outlook.kernels],
         "not_compiled": outlook.not_compiled,

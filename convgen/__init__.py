@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         conv_transpose3d,
         decisions,
         prepare,
+        scaled_dot_product_attention,
         tuning,
     )
     from convgen.compiler import Binary, compile_cuda
@@ -119,11 +120,12 @@ __all__ = [
     "parse_problem",
     "prepare",
     "problem_from_json",
+    "scaled_dot_product_attention",
     "tuning",
     "verify_problem",
 ]
 
-_CALLS = frozenset({"PreparedWeight", "decisions", "prepare", "tuning"})
+_CALLS = frozenset({"PreparedWeight", "decisions", "prepare", "scaled_dot_product_attention", "tuning"})
 """What `convgen.api` has beside the convolutions."""
 
 # In the order in which they import one another, so that a light name never loads a heavy module.

@@ -265,7 +265,7 @@ def test_a_ranking_is_asked_no_further_than_needed(gpu: Rig) -> None:
 
     gpu.decider.ranked = ranked  # type: ignore[method-assign,assignment]
     assert _call(gpu) == [256]
-    assert not functions.DISPATCHER._chooser._told
+    assert not functions.DISPATCHER.chooser._told
 
 
 def test_that_nothing_applies_is_said(gpu: Rig) -> None:

@@ -451,3 +451,14 @@ def test_compile_of_a_wrong_kernel_exits_with_5(
 )
 def test_numbers_have_three_digits_and_a_unit(text: str, expected: str) -> None:
     assert text == expected
+
+
+def test_explain_tells_what_scores_would_take(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "attention heads_q=1 seq_q=8192 head_dim=64 dtype=fp16 causal=top_left"
+    assert cli.main(["explain", text, "--target", "h200"]) == 0
+    memory, traffic = capsys.readouterr().out.split("Scores, in memory or not\n")[1].splitlines()[:2]
+    assert "134,217,728 bytes" in memory
+    assert "; 0 in flash_attention" in memory
+    operands = 4 * 8192 * 64 * 2
+    assert f"{operands + 4 * 134_217_728:,} bytes with scores in memory" in traffic
+    assert f"; {operands:,} in flash_attention" in traffic

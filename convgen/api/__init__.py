@@ -1,4 +1,4 @@
-"""Convolutions of arrays: one call, the best kernel known."""
+"""Convolutions and attention of arrays: one call, the best kernel known."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from convgen.api.functions import (
     conv_transpose3d,
     decisions,
     prepare,
+    scaled_dot_product_attention,
 )
 from convgen.api.prepared import PreparedWeight
 from convgen.api.settings import tuning
@@ -25,5 +26,6 @@ __all__ = [
     "conv_transpose3d",
     "decisions",
     "prepare",
+    "scaled_dot_product_attention",
     "tuning",
 ]

@@ -1,4 +1,4 @@
-"""The convolutions, with the arguments of `torch.nn.functional` in its order, and `prepare`."""
+"""The convolutions and attention, with the arguments of `torch.nn.functional` in its order, and `prepare`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from convgen.api.arguments import check_dtype
+from convgen.api.attention import AttentionDispatcher
+from convgen.api.attention_arguments import Options as AttentionOptions
 from convgen.api.dispatch import Dispatcher
 from convgen.api.operands import operand
 from convgen.api.prepared import PreparedWeight
@@ -21,6 +23,7 @@ Padding = int | str | Sequence[int | Sequence[int]]
 Activation = str | tuple[str, float] | None
 
 DISPATCHER = Dispatcher(connect)
+ATTENTION = AttentionDispatcher(DISPATCHER.chooser)
 
 
 def conv1d(
@@ -205,6 +208,75 @@ def conv_transpose3d(
         "conv_transpose3d",
         (input, weight, scale, shift, bias, residual, out),
         (stride, padding, output_padding, dilation, groups, layout, activation, accuracy, workspace_limit),
+    )
+
+
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    window: Sequence[int | None] | None = None,
+    align: str = "top_left",
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    sink: Any = None,
+    return_lse: bool = False,
+    accuracy: str = "strict",
+    workspace_limit: int | None = None,
+    out: Any = None,
+) -> Any:
+    """softmax(query key^T * scale + attn_mask) value, with the arguments of `torch.nn.functional`, and more.
+
+    Arrays are as `conv2d` takes them: float32, float16 or bfloat16, all of one dtype but where said.
+
+    - `query` (B, H, L, E), `key` (B, H, S, E), `value` (B, H, S, Ev); without H, or without B and H. Strides are free;
+      dense (B, H, S, E) and (B, S, H, E) memory is read as it lies, anything else is copied first.
+    - `enable_gqa`: key and value may have fewer heads, a divisor of query's.
+    - `attn_mask` broadcasts to (B, H, L, S): bool, True where a query sees a key; or query's dtype, added to the
+      scores. With `is_causal` and `window` a key must be seen by all.
+    - `is_causal` hides keys behind the diagonal; `window` (left, right) those farther before and after it, None for no
+      limit. The diagonal of query i is key i, or with `align="bottom_right"` key i + S - L, as decoding with a cache
+      needs it.
+    - `scale` is 1 / sqrt(E) unless given. `softcap` c > 0: scores become c * tanh(score / c) before anything is added.
+    - `alibi_slopes` (H,) float32: -slope * distance from the diagonal is added. `sink` (H,) float32: a score that joins
+      each softmax's sum and has no value.
+    - `dropout_p` must be 0.
+
+    Returns (B, H, L, Ev) in query's layout and dtype, in `out` if given; with `return_lse` also the natural logarithm
+    of each row's sum of exponentials, (B, H, L) float32. A row that sees no key is 0, its logarithm -inf. With up to 16
+    queries one kernel serves any number of keys, and is chosen anew when they are four times as many.
+
+    Sums are fp32; for float16 and bfloat16 weights are rounded to that type before they are multiplied with `value`.
+    `value` has to be finite where keys are hidden. Raises as `conv2d` does.
+    """
+    return ATTENTION.call(
+        {
+            "query": query,
+            "key": key,
+            "value": value,
+            "attn_mask": attn_mask,
+            "alibi_slopes": alibi_slopes,
+            "sink": sink,
+            "out": out,
+        },
+        AttentionOptions(
+            dropout_p,
+            is_causal,
+            scale,
+            enable_gqa,
+            tuple(window) if isinstance(window, list) else window,
+            align,
+            softcap,
+            return_lse,
+            accuracy,
+            workspace_limit,
+        ),
     )
 
 

@@ -10,7 +10,9 @@ from convgen.cli.options import PROBLEM_HELP, add_target, read_problem, read_tar
 from convgen.cli.output import duration, print_json, quantity, table
 from convgen.errors import NotApplicableError
 from convgen.explain import Explanation, Outlook, explain_problem
+from convgen.explain_attention import memory_need
 from convgen.plan import Plan
+from convgen.problem import Attention
 from convgen.resources import KernelReport
 
 
@@ -39,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sections(e: Explanation) -> list[str]:
-    heads = [f"{e.problem}\ntarget {e.target}", _roofline(e), _strategies(e)]
+    heads = [f"{e.problem}\ntarget {e.target}", _roofline(e), *_scores(e), _strategies(e)]
     return heads + [_default(o.plan, o) for o in e.outlooks if o.plan is not None]
 
 
@@ -55,6 +57,14 @@ def _roofline(e: Explanation) -> str:
         f"({r.intensity:.3g} FLOP/B, the target's ridge is at {r.ridge:.3g})"
     )
     return f"{head}\n{table(rows)}"
+
+
+def _scores(e: Explanation) -> list[str]:
+    if not isinstance(e.problem, Attention):
+        return []
+    return [
+        "\n".join(["Scores, in memory or not", *(f"  {line}" for line in memory_need(e.problem, e.target).lines())])
+    ]
 
 
 def _strategies(e: Explanation) -> str:
@@ -90,11 +100,14 @@ def _as_json(e: Explanation) -> dict[str, Any]:
         "seconds": e.roofline.seconds,
         "limit": e.roofline.limit,
     }
+    need = dataclasses.asdict(memory_need(e.problem, e.target)) if isinstance(e.problem, Attention) else None
+    scores = {} if need is None else {"scores": need}
     return {
         "problem": str(e.problem),
         "target": {"name": e.target.name, "arch": e.target.arch, "sm_count": e.target.sm_count},
         "roofline": roofline,
         "strategies": [_outlook_json(outlook) for outlook in e.outlooks],
+        **scores,
     }
 
 

@@ -64,8 +64,8 @@ def _check_fields(attention: Attention) -> None:
 def _check_options(attention: Attention) -> None:
     if attention.heads_q % attention.heads_kv:
         raise refusal("heads_kv", attention.heads_kv, f"a divisor of heads_q={attention.heads_q}")
-    if attention.align is Align.TOP_LEFT and attention.window == (None, None):
-        raise refusal("align", attention.align, "causal or a window with it, because nothing else depends on it")
+    if attention.align is Align.TOP_LEFT and attention.window == (None, None) and not attention.alibi:
+        raise refusal("align", attention.align, "causal, a window or alibi with it, because nothing else depends on it")
     if attention.dtype not in DTYPES:
         raise refusal("dtype", attention.dtype, f"one of {', '.join(DTYPES)}")
     if attention.out_dtype not in OUT_DTYPES:

@@ -15,20 +15,23 @@ class Align(enum.StrEnum):
 
 
 class Mask(enum.StrEnum):
-    """Shape of the boolean mask (true: attend): none, (B, S_kv), (S_q, S_kv), (B, S_q, S_kv) or (B, H_q, S_q, S_kv)."""
+    """Shape of the boolean mask (true: attend): none, (B, S_kv), (S_q, S_kv), (B, S_q, S_kv), (H_q, S_q, S_kv) or
+    (B, H_q, S_q, S_kv)."""
 
     NONE = "none"
     KEY = "key"
     PAIR = "pair"
     BATCH = "batch"
+    HEAD = "head"
     FULL = "full"
 
 
 class Bias(enum.StrEnum):
-    """Shape of what is added to the scores after scale and softcap: none, (S_q, S_kv), (B, S_q, S_kv), (H_q, S_q,
-    S_kv) or (B, H_q, S_q, S_kv)."""
+    """Shape of what is added to the scores after scale and softcap: none, (B, S_kv), (S_q, S_kv), (B, S_q, S_kv),
+    (H_q, S_q, S_kv) or (B, H_q, S_q, S_kv)."""
 
     NONE = "none"
+    KEY = "key"
     PAIR = "pair"
     BATCH = "batch"
     HEAD = "head"

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from convgen.errors import NotApplicableError
 from convgen.plan import Numerics
-from convgen.problem import Conv, Problem
-from convgen.reference import convolution
+from convgen.problem import Attention, Conv, Problem
+from convgen.reference import attention, convolution
 from convgen.reference.arrays import Array, Module
 from convgen.reference.inputs import InputKind
 from convgen.reference.sampled import Indices
@@ -56,6 +56,8 @@ def definition_of(problem: Problem) -> Definition:
     """The definition of a problem's type. Raises NotApplicableError for one that has none yet."""
     if isinstance(problem, Conv):
         return convolution
+    if isinstance(problem, Attention):
+        return attention
     raise NotApplicableError(f"{problem.op} is described and validated, but has no oracle yet")
 
 

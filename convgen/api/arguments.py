@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from convgen.api.layouts import layout_of
 from convgen.errors import ProblemError, UsageError
 from convgen.problem import Activation, Conv, DType, Epilogue, TensorSpec
-from convgen.problem.conv_form import layout_of as layout_named
 from convgen.problem.conv_form import split_op
 from convgen.problem.epilogue import DEFAULT_SLOPE
 from convgen.problem.values import dims, size
+from convgen.problem.window_form import layout_of as layout_named
 
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """Names of array dtypes, and the problem's word for each."""

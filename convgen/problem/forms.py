@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from convgen.problem import batch_norm_form, pool_form
 from convgen.problem.attention import Attention
+from convgen.problem.batch_norm import BatchNorm
 from convgen.problem.conv import Conv
+from convgen.problem.pool import Pool
 from convgen.problem.text import tokens
 
 __all__ = ["Problem", "parse_problem", "problem_from_json"]
 
-Problem = Conv | Attention
+Problem = Conv | Attention | Pool | BatchNorm
 
 
 def parse_problem(text: str) -> Problem:
     """Parse a problem's text, by its first word. Raises ProblemError."""
-    return Attention.parse(text) if tokens(text)[0] == "attention" else Conv.parse(text)
+    return _kind(tokens(text)[0]).parse(text)
 
 
 def problem_from_json(entry: object) -> Problem:
@@ -23,9 +26,23 @@ def problem_from_json(entry: object) -> Problem:
 
     Raises ProblemError.
     """
-    return Attention.from_json(entry) if is_attention(entry) else Conv.from_json(entry)
+    return _kind(_op(entry)).from_json(entry)
 
 
 def is_attention(entry: object) -> bool:
     """Whether a decoded JSON object describes an attention."""
-    return isinstance(entry, Mapping) and entry.get("op", "attention" if "heads_q" in entry else "conv") == "attention"
+    return _op(entry) == "attention"
+
+
+def _op(entry: object) -> object:
+    if not isinstance(entry, Mapping):
+        return None
+    return entry.get("op", "attention" if "heads_q" in entry else "conv")
+
+
+def _kind(op: object) -> type[Conv] | type[Attention] | type[Pool] | type[BatchNorm]:
+    if op == "attention":
+        return Attention
+    if op == batch_norm_form.OP:
+        return BatchNorm
+    return Pool if pool_form.is_pool(op) else Conv

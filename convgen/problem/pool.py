@@ -24,9 +24,9 @@ class Pool(Batched):
     """Average or maximum over a window that slides over 1, 2 or 3 spatial dimensions, channel by channel.
 
     y[n, c, o] = max, or sum / divisor, over f of x[n, c, o * stride + f * dilation - pad_lo], positions in the padding
-    left out. As in PyTorch:
+    left out. As in PyTorch, whose averages have no dilation, and in ONNX:
 
-    - The output's extent is floor((in + pad_lo + pad_hi - reach) / stride) + 1, reach being dilation * (filter - 1) + 1.
+    - The output's extent is floor((in + pad_lo + pad_hi - reach) / stride) + 1; reach is dilation * (filter - 1) + 1.
       With `ceil_mode` the quotient is rounded up, but a window that would start at in + pad_lo or later is dropped.
     - The divisor of an average is the number of the window's positions that lie in x or in the padding (`pad_hi` beyond
       x and no further, which matters with `ceil_mode`), or with `count_include_pad` False in x alone; or

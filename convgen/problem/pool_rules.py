@@ -74,8 +74,6 @@ def _check_mode(pool: Pool) -> None:
             raise refusal("count_include_pad", "no", "nothing, because a maximum counts no positions")
         if pool.divisor_override:
             raise refusal("divisor_override", pool.divisor_override, "nothing, because a maximum has no divisor")
-    elif set(pool.dilation) != {1}:
-        raise refusal("dilation", pool.dilation, "1, because only a maximum has a dilation")
 
 
 def _check_window(pool: Pool) -> None:

@@ -44,7 +44,7 @@ NODES = {
     "asymmetric pads": node("AveragePool", kernel_shape=[3, 2], strides=[2, 1], pads=[0, 1, 2, 0]),
     "asymmetric pads, counted": node("AveragePool", kernel_shape=[3, 2], pads=[2, 1, 1, 0], count_include_pad=1),
     "same upper": node("MaxPool", kernel_shape=[3, 2], strides=[2, 1], auto_pad="SAME_UPPER"),
-    "same lower": node("MaxPool", kernel_shape=[3, 2], strides=[2, 1], auto_pad="SAME_LOWER"),
+    "same lower": node("AveragePool", kernel_shape=[3, 2], strides=[2, 1], auto_pad="SAME_LOWER"),
     "ceil, dilations": node("MaxPool", kernel_shape=[2, 2], strides=[2, 3], dilations=[3, 2], ceil_mode=1),
 }
 

@@ -93,8 +93,10 @@ def bound(
     value = known.normalised * known.scale
     slope = xp.abs(known.inv_std * known.scale)
     error = xp.abs(known.distance * known.scale) * errors.inv_std + slope * errors.mean + 4 * _U * xp.abs(value)
+    error = xp.where(xp.isfinite(value), error, 0.0)
     for stage in stages(_epilogue(problem), value, _operands(problem, inputs, xp), xp):
-        error = stage.gain * error + stage.roundings * _U * xp.abs(stage.rounded)
+        rounding = xp.where(xp.isfinite(stage.rounded), stage.roundings * _U * xp.abs(stage.rounded), 0.0)
+        error = xp.where(xp.isfinite(stage.value), stage.gain * error + rounding, 0.0)
     limits = {"y": error + problem.dtype.eps * (xp.abs(expected["y"]) + error) + _floor(problem.dtype)}
     limits |= errors.of_updates(problem, inputs, known, xp)
     return {name: xp.where(xp.isfinite(expected[name]), limit, 0.0) for name, limit in limits.items()}

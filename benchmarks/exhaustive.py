@@ -156,7 +156,7 @@ class Card:
         self.cupy.cuda.Device().synchronize()
         self._run(program, 0)
         self.stream.synchronize()
-        outcome = compare(self.problem, self.outputs[0], self.expected, self.limit, self.cupy)
+        outcome = compare(self.problem.outputs[0], self.outputs[0], self.expected, self.limit, self.cupy)
         return "" if outcome.ok else outcome.report()
 
     def _run(self, program: Any, i: int) -> None:

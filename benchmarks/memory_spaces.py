@@ -75,7 +75,7 @@ def verify(problem: Conv, program: Any) -> float:
     got = program.run({"x": x, "w": w})["y"]
     inputs = {"x": x.astype(cupy.float64), "w": w.astype(cupy.float64)}
     expected = reference(problem, inputs, xp=cupy)
-    outcome = compare(problem, got.astype(cupy.float64), expected,
+    outcome = compare(problem.outputs[0], got.astype(cupy.float64), expected,
                       bound(problem, inputs, expected, strict_model(problem), xp=cupy), xp=cupy)  # fmt: skip
     if not outcome.ok:
         raise SystemExit(f"{problem}: {outcome}")

@@ -68,7 +68,7 @@ class Bench:
     def verify(self, program: Any) -> bool:
         name = self.problem.outputs[0].name
         got = program.run(self.inputs[0])[name]
-        return bool(compare(self.problem, got, self.expected, self.bound, xp=cupy).ok)
+        return bool(compare(self.problem.outputs[0], got, self.expected, self.bound, xp=cupy).ok)
 
     def replay(self, program: Any) -> measure.Replay:
         pairs = list(zip(self.inputs, self.outputs, strict=True))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import tempfile
@@ -15,21 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from convgen import __version__
-from convgen.binding import nbytes_of, preparation, required_alignment
+from convgen.binding import nbytes_of, preparation, required_alignment, symbolic_shape
 from convgen.compiler import Binary
 from convgen.errors import DeviceError, UsageError
+from convgen.files import write_whole
 from convgen.launcher import launcher_files
 from convgen.plan import (
     WORKSPACE_ALIGNMENT,
     Arg,
-    BatchArg,
-    BatchExtent,
     CopyToSymbol,
     Extent,
     Launch,
     Memset,
     Plan,
     ScalarArg,
+    SizeArg,
+    SizeExtent,
     TensorArg,
     TextureArg,
     WorkspaceArg,
@@ -40,7 +40,7 @@ from convgen.toolkit import cuda_homes, wheel_folders
 
 EMIT = ("cu", "cubin", "ptx", "sass", "launcher")
 
-MANIFEST_FORMAT = 1
+MANIFEST_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,9 @@ def write_artifacts(
     contents = {name: data for files in kinds.values() for name, data in files.items()}
     described = manifest(plan, source, binary, {name: _sha256(data) for name, data in contents.items()})
     kinds["manifest"] = {"manifest.json": (json.dumps(described, indent=2) + "\n").encode()}
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for files in kinds.values():
-            for name, data in files.items():
-                _write(directory / name, data)
-    except OSError as error:
-        raise UsageError(f"directory {directory}: cannot be written ({error.strerror})") from error
+    for files in kinds.values():
+        for name, data in files.items():
+            write_whole(directory / name, data)
     written = {kind: tuple(directory / name for name in files) for kind, files in kinds.items()}
     return Artifact(directory, written, described)
 
@@ -81,11 +77,10 @@ def write_artifacts(
 def manifest(plan: Plan, source: str, binary: Binary, files: Mapping[str, str]) -> dict[str, Any]:
     """All that is needed to launch the plan, as JSON data; `files` maps each file's name to its SHA-256.
 
-    Sizes that depend on a runtime batch n are `{"times": t, "by": b, "scale": s}`, for s * ceil(n * t / b); the same
-    in a grid.
+    Sizes that depend on some that are known at launch only are `{"scale": s, "factors": [{"size": "n", "times": t,
+    "by": b}, …]}`, for s times the product of ceil(size * t / b); the same in a grid.
     """
     problem, target = plan.problem, plan.target
-    runtime = problem.is_runtime_batch
     reports = report(plan, binary.kernels)
     steps: list[dict[str, Any]] = []
     kernels: list[dict[str, Any]] = []
@@ -105,14 +100,21 @@ def manifest(plan: Plan, source: str, binary: Binary, files: Mapping[str, str]) 
         "strategy": plan.strategy,
         "config": plan.config.as_dict(),
         "target": {"name": target.name, "arch": target.arch, "sm_count": target.sm_count},
-        "batch": {"runtime": runtime, "typical": problem.typical_batch, "max": problem.max_batch},
+        "sizes": {
+            name: {
+                "runtime": name in problem.runtime_sizes,
+                "typical": problem.sizes[name],
+                "max": None if problem.largest is None else problem.largest[name],
+            }
+            for name in problem.sizes
+        },
         "tensors": [_tensor(plan, t, "input") for t in plan.inputs]
         + [_tensor(plan, t, "output") for t in plan.outputs],
         "workspace_bytes": _workspace_bytes(plan),
         "workspace": [
             {"name": b.name, "bytes": _extent(b.nbytes), "alignment": WORKSPACE_ALIGNMENT} for b in plan.workspace
         ],
-        "prepared_bytes": plan.arranged(1, preparation(plan).buffers)[0],  # of no runtime size
+        "prepared_bytes": plan.arranged(problem.sizes, preparation(plan).buffers)[0],  # of no runtime size
         "kernels": kernels,
         "steps": steps,
         "placements": [dataclasses.asdict(placement) for placement in plan.placements],
@@ -154,13 +156,13 @@ def _argument(arg: Arg) -> dict[str, Any]:
     match arg:
         case TensorArg() | WorkspaceArg():
             return _place(arg)
-        case BatchArg():
-            return {"kind": "batch"}
+        case SizeArg(size):
+            return {"kind": "size", "size": size}
         case ScalarArg(value):
             return {"kind": "scalar", "value": value}
         case TextureArg(tensor, width, height, pitch_bytes):
-            size = {"width": width, "height": _extent(height), "pitch_bytes": pitch_bytes}
-            return {"kind": "texture", "tensor": tensor, **size}
+            image = {"width": width, "height": _extent(height), "pitch_bytes": pitch_bytes}
+            return {"kind": "texture", "tensor": tensor, **image}
 
 
 def _place(place: TensorArg | WorkspaceArg) -> dict[str, Any]:
@@ -184,27 +186,27 @@ def _memset(plan: Plan, step: Memset) -> dict[str, Any]:
 
 
 def _tensor(plan: Plan, tensor: TensorSpec, role: str) -> dict[str, Any]:
-    nbytes = nbytes_of(plan, TensorArg(tensor.name))
-    batched = isinstance(nbytes, BatchExtent)
     return {
         "name": tensor.name,
         "role": role,
         "dtype": tensor.dtype.value,
         "ctype": tensor.dtype.ctype,
-        "shape": ["n", *tensor.shape[1:]] if batched else list(tensor.shape),
+        "shape": list(symbolic_shape(plan.problem, tensor.name)),
         "strides": list(tensor.strides),
-        "bytes": _extent(nbytes),
+        "bytes": _extent(nbytes_of(plan, TensorArg(tensor.name))),
         "alignment": required_alignment(plan, tensor),
     }
 
 
 def _extent(extent: Extent) -> Any:
-    return dataclasses.asdict(extent) if isinstance(extent, BatchExtent) else extent
+    if isinstance(extent, SizeExtent):
+        return {"scale": extent.scale, "factors": [dataclasses.asdict(factor) for factor in extent.factors]}
+    return extent
 
 
 def _workspace_bytes(plan: Plan) -> int | None:
-    """For the largest batch; None if there is no bound."""
-    largest = plan.problem.max_batch
+    """For the largest sizes; None if there is no bound."""
+    largest = plan.problem.largest
     return None if largest is None else plan.workspace_bytes(largest)
 
 
@@ -244,18 +246,6 @@ def find_nvdisasm() -> str | None:
     folders += [home / "bin" for home in cuda_homes()]
     found = next((folder / "nvdisasm" for folder in folders if (folder / "nvdisasm").is_file()), None)
     return str(found) if found else shutil.which("nvdisasm")
-
-
-def _write(path: Path, data: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def _sha256(data: bytes) -> str:

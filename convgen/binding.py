@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from convgen.plan import (
-    BatchArg,
-    BatchExtent,
     CopyToSymbol,
     Extent,
     Launch,
     Memset,
     Plan,
+    SizeArg,
+    SizeExtent,
+    SizeFactor,
     Step,
     TensorArg,
     TextureArg,
     WorkspaceArg,
 )
-from convgen.problem import TensorSpec
+from convgen.problem import Problem, Sizes, TensorSpec
 
 TEXTURE_ALIGNMENT = 512
 """What the start of a texture's memory is aligned to, in bytes, on every GPU there is."""
@@ -31,9 +33,6 @@ TEXTURE_FORMATS: Mapping[str, str] = {
     "uint8": "CU_AD_FORMAT_UNSIGNED_INT8",
 }
 """The CUarray_format of a texture's elements, by dtype; integers (and the bits of bf16) are read as they are."""
-
-BATCHED = frozenset({"x", "y", "dx", "dy", "residual"})
-"""Tensors whose first extent is the batch."""
 
 WEIGHTS = "w"
 """The tensor that may be declared constant."""
@@ -57,12 +56,29 @@ def symbols(plan: Plan) -> tuple[str, ...]:
 
 
 def nbytes_of(plan: Plan, place: TensorArg | WorkspaceArg) -> Extent:
-    """Bytes of a tensor or workspace buffer, in terms of the runtime batch if there is one."""
+    """Bytes of a tensor or workspace buffer, in terms of the sizes that are known at launch only."""
     if isinstance(place, WorkspaceArg):
         return next(buffer.nbytes for buffer in plan.workspace if buffer.name == place.buffer)
-    if plan.problem.is_runtime_batch and place.tensor in BATCHED:
-        return BatchExtent(plan.problem.at(1).tensor(place.tensor).nbytes)
-    return plan.problem.tensor(place.tensor).nbytes
+    shape = symbolic_shape(plan.problem, place.tensor)
+    fixed = math.prod(extent for extent in shape if isinstance(extent, int))
+    factors = tuple(SizeFactor(extent) for extent in shape if isinstance(extent, str))
+    nbytes = fixed * plan.problem.tensor(place.tensor).dtype.itemsize
+    return SizeExtent(factors, nbytes) if factors else nbytes
+
+
+def symbolic_shape(problem: Problem, name: str) -> tuple[int | str, ...]:
+    """A tensor's logical shape, with the name of a size where the extent is one that is known at launch only."""
+    known = {size: problem.sizes[size] for size in problem.sizes}
+    shape: list[int | str] = list(problem.with_sizes(problem.sizes).tensor(name).shape)
+    for size in problem.runtime_sizes:
+        other = 1 if known[size] > 1 else 2
+        if problem.largest is not None and problem.largest[size] < other:
+            continue  # it can only be 1
+        changed = problem.with_sizes(Sizes.of(**{**known, size: other})).tensor(name).shape
+        for axis, extent in enumerate(changed):
+            if extent != problem.with_sizes(problem.sizes).tensor(name).shape[axis]:
+                shape[axis] = size
+    return tuple(shape)
 
 
 def dynamic_shared(plan: Plan) -> dict[str, int]:
@@ -96,7 +112,7 @@ def preparation(plan: Plan) -> Preparation:
     A step is one if all that it touches is the weights, or a buffer or symbol that only such steps write, and write
     before any other step uses it. Neither its work nor the buffer's size may depend on a runtime batch.
     """
-    fixed = {WorkspaceArg(b.name) for b in plan.workspace if not isinstance(b.nbytes, BatchExtent)}
+    fixed = {WorkspaceArg(b.name) for b in plan.workspace if not isinstance(b.nbytes, SizeExtent)}
     constant = True  # of all symbols or of none, since which kernel reads which is not to be seen
     while True:
         chosen = [_is_fixed(step, fixed, constant) for step in plan.steps]
@@ -124,7 +140,7 @@ def _is_fixed(step: Step, fixed: set[WorkspaceArg], constant: bool) -> bool:
         case Memset(destination=destination):
             return destination in fixed
         case Launch(args=args, grid=grid):
-            if not constant or any(isinstance(extent, BatchExtent) for extent in grid):
+            if not constant or any(isinstance(extent, SizeExtent) for extent in grid):
                 return False
             return bool(_written(step)) and all(_is_fixed_argument(arg, fixed) for arg in args)
 
@@ -135,7 +151,7 @@ def _is_fixed_argument(arg: object, fixed: set[WorkspaceArg]) -> bool:
             return tensor == WEIGHTS
         case WorkspaceArg():
             return arg in fixed
-        case BatchArg():
+        case SizeArg():
             return False
     return True
 

@@ -39,12 +39,16 @@ def content_key(*parts: str | bytes) -> str:
 
 
 def cache_directory() -> Path:
-    """`CONVGEN_CACHE_DIR`, else `XDG_CACHE_HOME/convgen`, else `~/.cache/convgen`."""
+    """`CONVGEN_CACHE_DIR`, else `XDG_CACHE_HOME/convgen`, else `~/.cache/convgen`;
+    without a home folder, one that cannot be written."""
     chosen = os.environ.get("CONVGEN_CACHE_DIR")
     if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path(os.path.expanduser("~/.cache"))) / "convgen"
+        return Path(chosen).absolute()
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # as its specification has it: a relative one is passed over
+        home = os.path.expanduser("~") if os.environ.get("HOME") != "" else ""
+        base = os.path.join(home if os.path.isabs(home) else os.devnull, ".cache")
+    return Path(base) / "convgen"
 
 
 @functools.cache

@@ -71,7 +71,7 @@ def compile_cuda(
 
     `name` is the file name in messages and in the line table that profilers read. `cache` is the user's unless
     given. Raises CompileError with the compiler's log, UsageError for an architecture or option NVRTC does not
-    know, DeviceError if NVRTC is not installed.
+    know, DeviceError if NVRTC is not installed or has too little memory.
     """
     arch = target.arch if isinstance(target, Target) else target
     major, minor = nvrtc_version()
@@ -183,12 +183,14 @@ def _run_nvrtc(source: str, arch: str, options: tuple[str, ...], name: str) -> t
         arguments.append(f"--include-path={headers}")
     encoded = [option.encode() for option in (*arguments, *options)]
     created, program = nvrtc.nvrtcCreateProgram(source.encode(), (_FOLDER + name).encode(), 0, [], [])
+    _check_machine(nvrtc, created, name)
     if created != success:
         raise CompileError(f"{name}: NVRTC cannot take the source ({created.name})")
     try:
         (result,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
         log = _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).rstrip(b"\0").decode().strip()
         log = log.replace(_FOLDER + name, name)
+        _check_machine(nvrtc, result, name)
         if result == invalid:
             raise UsageError(f"options {' '.join(options)} for {arch}: {log}")
         if result != success:
@@ -198,6 +200,13 @@ def _run_nvrtc(source: str, arch: str, options: tuple[str, ...], name: str) -> t
     finally:
         nvrtc.nvrtcDestroyProgram(program)
     return cubin, ptx, log
+
+
+def _check_machine(nvrtc: Any, result: Any, name: str) -> None:
+    if result == nvrtc.nvrtcResult.NVRTC_ERROR_OUT_OF_MEMORY:
+        raise DeviceError(f"{name}: NVRTC has too little memory: free some, or compile less at once")
+    if result == nvrtc.nvrtcResult.NVRTC_ERROR_BUILTIN_OPERATION_FAILURE:
+        raise DeviceError(f"{name}: NVRTC cannot load its own library of builtins: {INSTALL}")
 
 
 def _checked_arch(nvrtc: Any, arch: str) -> str:

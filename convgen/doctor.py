@@ -19,7 +19,7 @@ from convgen.render import template_root
 from convgen.simulator.toolchain import OVERRIDE, find_compiler
 from convgen.strategies import all_strategies
 from convgen.target import Target
-from convgen.toolkit import INSTALL
+from convgen.toolkit import CUPY_CACHE, INSTALL, load_cupy
 
 SIM_EXTRA = "pip install 'convgen[sim]', or install g++"
 
@@ -69,7 +69,7 @@ def _jinja() -> Finding:
 
 def _templates() -> Finding:
     root = template_root()
-    missing = [s.name for s in all_strategies() if not (root / "conv" / f"{s.name}.cu.j2").is_file()]
+    missing = [s.name for s in all_strategies() if not (root / s.template).is_file()]
     if missing:
         return Finding("templates", "everything", False, f"{root} lacks {', '.join(missing)}", "reinstall convgen")
     return Finding("templates", "everything", True, f"{len(all_strategies())} strategies in {root}")
@@ -132,15 +132,18 @@ def _pyelftools() -> Finding:
 
 
 def _cupy() -> Finding:
-    for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):
-        try:
-            return Finding("CuPy", "run", True, f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return Finding("CuPy", "run", False, "not installed", INSTALL)
+    try:
+        cupy = load_cupy()
+    except DeviceError as error:
+        return Finding("CuPy", "run", False, str(error), CUPY_CACHE if CUPY_CACHE in str(error) else INSTALL)
+    return Finding("CuPy", "run", True, cupy.__version__)
 
 
 def _gpu() -> Finding:
+    try:
+        load_cupy()
+    except DeviceError:
+        return Finding("GPU", "run", False, "not known: CuPy, which is to tell, cannot be used", "mend CuPy")
     try:
         target = Target.current()
     except DeviceError as error:

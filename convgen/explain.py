@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from convgen.compiler import compile_cuda
 from convgen.errors import CompileError, DeviceError
-from convgen.lowering import lower
+from convgen.lowering import lower, why_not
 from convgen.plan import Plan
-from convgen.problem import Attention, Conv, Problem
+from convgen.problem import Problem
 from convgen.render import render
 from convgen.resources import KernelReport, report
-from convgen.strategies import Strategy, all_strategies
+from convgen.strategies import Strategy, strategies_of
 from convgen.target import Target
 
 
@@ -87,14 +87,14 @@ def explain_problem(problem: Problem, target: Target) -> Explanation:
 
     Defaults are compiled for the target to know their occupancy; that needs NVRTC but no GPU.
     """
-    outlooks = [] if isinstance(problem, Attention) else [_outlook(s, problem, target) for s in all_strategies()]
+    outlooks = [_outlook(strategy, problem, target) for strategy in strategies_of(problem)]
     rates = target.attainable
     roofline = Roofline(problem.flops, problem.bytes, rates.of(problem.dtype.value), rates.bandwidth)
     return Explanation(problem, target, roofline, tuple(sorted(outlooks, key=_order)))
 
 
-def _outlook(strategy: Strategy, problem: Conv, target: Target) -> Outlook:
-    reason = strategy.why_not(problem, target)
+def _outlook(strategy: Strategy, problem: Problem, target: Target) -> Outlook:
+    reason = why_not(problem, strategy, target)
     if reason is not None:
         return Outlook(strategy.name, reason)
     plan = lower(problem, strategy, None, target)

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from convgen.binding import BATCHED, TEXTURE_FORMATS, dynamic_shared, nbytes_of, required_alignment, symbols, textures
+from convgen.binding import (
+    TEXTURE_FORMATS,
+    dynamic_shared,
+    nbytes_of,
+    required_alignment,
+    symbolic_shape,
+    symbols,
+    textures,
+)
 from convgen.plan import Plan
-from convgen.problem import Direction
+from convgen.problem import Conv, Direction
 from convgen.render import environment
 
 _BYTES_A_LINE = 24
@@ -33,8 +41,16 @@ def launcher_files(plan: Plan, cubin: bytes) -> dict[str, str]:
         f"{name}_cubin.h": _template(
             "cubin.h.j2", {"name": name, "arch": plan.target.arch, "size": len(cubin), "rows": rows}
         ),
-        f"{name}_example.c": _template("example.c.j2", context | _example_context(plan)),
+        **_example(plan, context),
     }
+
+
+def _example(plan: Plan, context: dict[str, Any]) -> dict[str, str]:
+    """A program that runs the launcher and checks it, where the definition fits in one: for convolutions."""
+    if not isinstance(plan.problem, Conv):
+        return {}
+    text = _template("example.c.j2", context | _example_context(plan, plan.problem))
+    return {f"{plan.name}_example.c": text}
 
 
 def _template(name: str, context: dict[str, Any]) -> str:
@@ -43,16 +59,15 @@ def _template(name: str, context: dict[str, Any]) -> str:
 
 def _context(plan: Plan) -> dict[str, Any]:
     tensors = (*plan.inputs, *plan.outputs)
-    runtime = plan.problem.is_runtime_batch
-    shapes = {t.name: ("n", *t.shape[1:]) if runtime and t.name in BATCHED else t.shape for t in tensors}
+    sizes = plan.problem.runtime_sizes
+    shapes = {t.name: symbolic_shape(plan.problem, t.name) for t in tensors}
     used = textures(plan)
     return {
         "name": plan.name,
         "plan": plan,
         "problem": plan.problem,
         "arch": plan.target.arch,
-        "runtime_batch": runtime,
-        "typical_batch": plan.problem.typical_batch,
+        "sizes": {name: plan.problem.sizes[name] for name in sizes},
         "tensors": tensors,
         "shapes": shapes,
         "alignments": {t.name: required_alignment(plan, t) for t in tensors},
@@ -65,8 +80,7 @@ def _context(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _example_context(plan: Plan) -> dict[str, Any]:
-    problem = plan.problem
+def _example_context(plan: Plan, problem: Conv) -> dict[str, Any]:
     tensors = (*plan.inputs, *plan.outputs)
     # The image is the tensor that is padded and strided over: x of a convolution, y of a transposed one.
     image, feature = ("y", "x") if problem.transposed else ("x", "y")
@@ -78,7 +92,7 @@ def _example_context(plan: Plan) -> dict[str, Any]:
         "feature": named.get(feature, feature),
         "filter": named.get("w", "w"),
         "result": plan.outputs[0].name,
-        "batched": [t.name for t in tensors if t.name in BATCHED],
+        "batched": [t.name for t in tensors if symbolic_shape(problem, t.name)[0] == "n"],
         "padded_shapes": {t.name: _five(t.shape, 1, missing) for t in tensors},
         "padded_strides": {t.name: _five(t.strides, 0, missing) for t in tensors},
         "elements": {t.name: _ELEMENTS[t.dtype] for t in tensors},

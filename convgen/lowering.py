@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from convgen.errors import NotApplicableError
+from convgen.errors import ConfigError, NotApplicableError
 from convgen.plan import Plan
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.space import Config
-from convgen.strategies import Strategy, all_strategies
+from convgen.strategies import Strategy, strategies_of
 from convgen.target import Target
 
 
-def lower(problem: Conv, strategy: Strategy, config: Config | None, target: Target) -> Plan:
+def lower(problem: Problem, strategy: Strategy, config: Config | None, target: Target) -> Plan:
     """The plan of `strategy` for `problem`; `config=None` takes the strategy's default.
 
     Raises NotApplicableError with the strategy's reason, ConfigError with the rule the config breaks.
     """
-    reason = strategy.why_not(problem, target)
+    reason = why_not(problem, strategy, target)
     if reason is not None:
         raise NotApplicableError(f"{strategy.name} does not apply: {reason}")
     chosen = strategy.default(problem, target) if config is None else config
@@ -25,20 +25,35 @@ def lower(problem: Conv, strategy: Strategy, config: Config | None, target: Targ
     return strategy.lower(problem, chosen, target)
 
 
-def applicable(problem: Conv, target: Target) -> tuple[Strategy, ...]:
+def why_not(problem: Problem, strategy: Strategy, target: Target) -> str | None:
+    """The reason a strategy does not apply, be it that not even its default fits; None if it does."""
+    if not isinstance(problem, strategy.solves):
+        return f"it computes no {problem.op}"
+    reason = strategy.why_not(problem, target)
+    if reason is None:
+        try:
+            strategy.check(problem, strategy.default(problem, target), target)
+        except ConfigError as error:
+            return str(error)
+    return reason
+
+
+def applicable(problem: Problem, target: Target) -> tuple[Strategy, ...]:
     """The strategies that apply, fastest predicted default first.
 
     Raises NotApplicableError naming every strategy's reason when there is none.
     """
-    reasons = {s: s.why_not(problem, target) for s in all_strategies()}
+    reasons = {s: why_not(problem, s, target) for s in strategies_of(problem)}
     usable = [s for s, reason in reasons.items() if reason is None]
     if not usable:
         raise nothing_applies(problem, reasons)
     return tuple(sorted(usable, key=lambda s: s.cost(problem, s.default(problem, target), target)))
 
 
-def nothing_applies(problem: Conv, reasons: Mapping[Strategy, str | None]) -> NotApplicableError:
+def nothing_applies(problem: Problem, reasons: Mapping[Strategy, str | None]) -> NotApplicableError:
     """What to raise where no strategy applies; a reason that several share is told once."""
+    if not reasons:
+        return NotApplicableError(f"{problem.op} is described and validated, but no strategy computes it yet")
     sharing: dict[str | None, list[str]] = {}
     for strategy, reason in reasons.items():
         sharing.setdefault(reason, []).append(strategy.name)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from convgen.problem import Conv, TensorSpec
+from convgen.problem import Problem, TensorSpec
 from convgen.runtime.physical import flat, stored_dtype, unflat
 from convgen.toolkit import load_cupy
 
@@ -144,7 +144,7 @@ class BufferSets:
     MemoryError if there is none for one.
     """
 
-    def __init__(self, problem: Conv, arrays: Mapping[str, Any], l2_bytes: int, xp: Any) -> None:
+    def __init__(self, problem: Problem, arrays: Mapping[str, Any], l2_bytes: int, xp: Any) -> None:
         self.problem = problem
         self._arrays = arrays
         self._xp = xp

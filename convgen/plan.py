@@ -11,40 +11,60 @@ writes (`binding.preparation`), so a strategy need not say.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from convgen.problem import Conv, TensorSpec
+from convgen.problem import Problem, Sizes, TensorSpec
 from convgen.space import Config
 from convgen.target import Target
 
 
 @dataclass(frozen=True, slots=True)
-class BatchExtent:
-    """A size that depends on the runtime batch: scale * ceil(n * times / by)."""
+class SizeFactor:
+    """ceil(size * times / by) of one of the problem's sizes."""
 
-    times: int
+    size: str
+    times: int = 1
     by: int = 1
-    scale: int = 1
 
-    def at(self, n: int) -> int:
-        return self.scale * -(-n * self.times // self.by)
+    def at(self, sizes: Sizes) -> int:
+        return -(-sizes[self.size] * self.times // self.by)
 
     def __str__(self) -> str:
-        inner = f"ceil(n*{self.times}/{self.by})" if self.by != 1 else f"n*{self.times}"
-        return f"{self.scale}*{inner}" if self.scale != 1 else inner
+        inner = f"{self.size}*{self.times}" if self.times != 1 else self.size
+        return f"ceil({inner}/{self.by})" if self.by != 1 else inner
 
 
-Extent = int | BatchExtent
+@dataclass(frozen=True, slots=True)
+class SizeExtent:
+    """A size that depends on some that are known at launch: scale times the product of the factors."""
+
+    factors: tuple[SizeFactor, ...]
+    scale: int = 1
+
+    def at(self, sizes: Sizes) -> int:
+        return self.scale * math.prod(factor.at(sizes) for factor in self.factors)
+
+    def __str__(self) -> str:
+        return "*".join([*([str(self.scale)] if self.scale != 1 else []), *map(str, self.factors)])
+
+
+def batch_extent(times: int, by: int = 1, scale: int = 1) -> SizeExtent:
+    """scale * ceil(n * times / by), of a runtime batch n."""
+    return SizeExtent((SizeFactor("n", times, by),), scale)
+
+
+Extent = int | SizeExtent
 
 WORKSPACE_ALIGNMENT = 256
 """Bytes that the address of every workspace buffer is a multiple of."""
 
 
-def extent_at(extent: Extent, n: int) -> int:
-    """The extent as a number, for a batch of `n`."""
-    return extent.at(n) if isinstance(extent, BatchExtent) else extent
+def extent_at(extent: Extent, sizes: Sizes) -> int:
+    """The extent as a number."""
+    return extent.at(sizes) if isinstance(extent, SizeExtent) else extent
 
 
 # --- what a kernel parameter is bound to -------------------------------------------------------------
@@ -65,8 +85,10 @@ class WorkspaceArg:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchArg:
-    """The runtime batch, as an int."""
+class SizeArg:
+    """A size known at launch only, by its name, as an int."""
+
+    size: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +111,7 @@ class TextureArg:
     pitch_bytes: int
 
 
-Arg = TensorArg | WorkspaceArg | BatchArg | ScalarArg | TextureArg
+Arg = TensorArg | WorkspaceArg | SizeArg | ScalarArg | TextureArg
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +226,7 @@ class Plan:
     an array that does not meet it, or whose strides are not `TensorSpec.strides`.
     """
 
-    problem: Conv
+    problem: Problem
     strategy: str
     config: Config
     target: Target
@@ -235,20 +257,20 @@ class Plan:
     def launches(self) -> tuple[Launch, ...]:
         return tuple(step for step in self.steps if isinstance(step, Launch))
 
-    def workspace_bytes(self, n: int) -> int:
-        """Bytes of workspace for a batch of `n`."""
-        return self.arranged(n, [buffer.name for buffer in self.workspace])[0]
+    def workspace_bytes(self, sizes: Sizes) -> int:
+        """Bytes of workspace."""
+        return self.arranged(sizes, [buffer.name for buffer in self.workspace])[0]
 
-    def workspace_offsets(self, n: int) -> dict[str, int]:
-        """Bytes from the start of the workspace to each of its buffers, for a batch of `n`."""
-        return self.arranged(n, [buffer.name for buffer in self.workspace])[1]
+    def workspace_offsets(self, sizes: Sizes) -> dict[str, int]:
+        """Bytes from the start of the workspace to each of its buffers."""
+        return self.arranged(sizes, [buffer.name for buffer in self.workspace])[1]
 
-    def arranged(self, n: int, names: Collection[str]) -> tuple[int, dict[str, int]]:
-        """Those buffers one after the other, for a batch of `n`: the bytes of all, and where each begins."""
+    def arranged(self, sizes: Sizes, names: Collection[str]) -> tuple[int, dict[str, int]]:
+        """Those buffers one after the other: the bytes of all, and where each begins."""
         chosen = [buffer for buffer in self.workspace if buffer.name in names]
-        ends = list(itertools.accumulate((_padded(buffer, n) for buffer in chosen), initial=0))
+        ends = list(itertools.accumulate((_padded(buffer, sizes) for buffer in chosen), initial=0))
         return ends[-1], {buffer.name: start for buffer, start in zip(chosen, ends, strict=False)}
 
 
-def _padded(buffer: Buffer, n: int) -> int:
-    return -(-extent_at(buffer.nbytes, n) // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
+def _padded(buffer: Buffer, sizes: Sizes) -> int:
+    return -(-extent_at(buffer.nbytes, sizes) // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT

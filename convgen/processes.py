@@ -69,7 +69,18 @@ class ChildHung(ChildLost):
 
 
 class ChildDied(ChildLost):
-    """The child ended by itself, or could not be started; the message tells how, and its last output."""
+    """The child ended by itself, or could not be started; the message tells how, and its last output.
+
+    `signal` is what ended it, 0 if none did.
+    """
+
+    def __init__(self, message: str, phase: str, signal: int = 0) -> None:
+        super().__init__(message, phase)
+        self.signal = signal
+
+
+class ChildNotStarted(ChildDied):
+    """There was no child to begin with: nothing that it was asked is to blame."""
 
 
 class ChildRaised(ConvgenError):
@@ -101,8 +112,8 @@ class Child:
         """The server's reply. `deadline` seconds are allowed up to the first phase that it announces, then those that
         `phases` gives for each (`deadline` unless listed); None is no limit.
 
-        Raises ChildHung, ChildDied or ChildRaised. Whatever else interrupts the call ends the child too: its reply
-        would be taken for the next one's.
+        Raises ChildHung, ChildDied (ChildNotStarted if there never was a child) or ChildRaised. Whatever else
+        interrupts the call ends the child too: its reply would be taken for the next one's.
         """
         try:
             raw = pickle.dumps(message)
@@ -139,8 +150,13 @@ class Child:
             live = self._live = _Live(self._name)
             # However its owner ends, the process does not outlive it.
             live.finalizer = weakref.finalize(self, _end_in, os.getpid(), live)
-        live.send(self._made_by)
-        live.reply(START_SECONDS, {})
+        try:
+            live.send(self._made_by)
+            live.reply(START_SECONDS, {})
+        except ChildLost as error:
+            if self._closed:
+                raise
+            raise ChildNotStarted(str(error), error.phase) from error
         return live
 
     def _end(self) -> None:
@@ -181,7 +197,7 @@ class _Live:
                 start_new_session=True,
             )
         except OSError as error:
-            raise ChildDied(f"the {name} process cannot be started: {error}", "") from error
+            raise ChildNotStarted(f"the {name} process cannot be started: {error}", "") from error
         finally:
             theirs.close()
             ended.close()
@@ -249,7 +265,8 @@ class _Live:
         how = f"by {_signal_name(-code)}" if code < 0 else f"with status {code}"
         during = f" ({phase})" if phase else ""
         said = self._tail.decode(errors="replace").strip()
-        return ChildDied(f"the {self.name} process ended {how}{during}" + (f":\n{said}" if said else ""), phase)
+        message = f"the {self.name} process ended {how}{during}" + (f":\n{said}" if said else "")
+        return ChildDied(message, phase, max(0, -code))
 
     def _await_exit(self) -> None:
         """Let a process whose pipe is closed end as it wants to, so that its status is its own."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from convgen.plan import Launch, Plan, extent_at
+from convgen.problem import Sizes
 from convgen.target import Target
 
 
@@ -214,14 +215,14 @@ def _round_up(value: int, unit: int) -> int:
 
 
 def report(plan: Plan, kernels: tuple[KernelResources, ...]) -> tuple[KernelReport, ...]:
-    """One entry for each launch of the plan, in order, for its typical batch."""
+    """One entry for each launch of the plan, in order, for its typical sizes."""
     found = {kernel.name: kernel for kernel in kernels}
-    n = plan.problem.typical_batch
-    return tuple(_report(launch, found[launch.kernel.name], plan.target, n) for launch in plan.launches)
+    sizes = plan.problem.sizes
+    return tuple(_report(launch, found[launch.kernel.name], plan.target, sizes) for launch in plan.launches)
 
 
-def _report(launch: Launch, resources: KernelResources, target: Target, n: int) -> KernelReport:
-    x, y, z = (extent_at(extent, n) for extent in launch.grid)
+def _report(launch: Launch, resources: KernelResources, target: Target, sizes: Sizes) -> KernelReport:
+    x, y, z = (extent_at(extent, sizes) for extent in launch.grid)
     shared = resources.static_shared + launch.shared_bytes
     return KernelReport(
         resources=resources,

@@ -35,6 +35,8 @@ class ByHandConfig(Config):
 class ByHand:
     """y = x * w, by the plan of `hand_plans.every_step`."""
 
+    solves = Conv
+    template = "none"
     name: str = "by_hand"
     summary: str = ""
     lowered: list[ByHandConfig] = field(default_factory=list)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +47,8 @@ class FaultyConfig(Config):
 class Faulty:
     """See `Strategy`. 2-D fprop in fp32, channels first, one group, no epilogue."""
 
+    solves = Conv
+    template = str(TEMPLATE)
     name = "faulty"
     summary = "the textbook kernel with faults to order"
 
@@ -92,7 +96,7 @@ class Faulty:
             strategy=self.name,
             config=config,
             target=target,
-            template=str(TEMPLATE),
+            template=self.template,
             constants={
                 "kernel": name, "problem": str(problem), "config": str(config), "fault": config.fault,
                 "n": problem.n, "c": problem.c, "k": problem.k, "in_h": problem.spatial[0], "in_w": problem.spatial[1],
@@ -115,6 +119,19 @@ class Crashing(Faulty):
         os.abort()
 
 
+class Hindered(Faulty):
+    """Meets with what is wrong with the machine: no memory, or whoever kills what takes too much of it."""
+
+    name = "hindered"
+
+    def lower(self, problem: Conv, config: FaultyConfig, target: Target) -> Plan:
+        if config.fault == "kill_worker":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if config.fault == "out_of_memory":
+            raise MemoryError
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/kernel")
+
+
 class Raising(Faulty):
     """Has a bug."""
 
@@ -124,4 +141,4 @@ class Raising(Faulty):
         raise ZeroDivisionError("a bug of the strategy's")
 
 
-FAULTY, CRASHING, RAISING = Faulty(), Crashing(), Raising()
+FAULTY, CRASHING, HINDERED, RAISING = Faulty(), Crashing(), Hindered(), Raising()

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convgen.plan import (
-    BatchArg,
-    BatchExtent,
     Buffer,
     CopyToSymbol,
     Kernel,
@@ -16,9 +14,11 @@ from convgen.plan import (
     Param,
     Plan,
     ScalarArg,
+    SizeArg,
     TensorArg,
     TextureArg,
     WorkspaceArg,
+    batch_extent,
 )
 from convgen.problem import Conv
 from convgen.space import Config
@@ -69,22 +69,22 @@ def every_step(target: Target, n: str = "*<=1000~7") -> Plan:
         (Param("product", "const float*"), Param("y", "float*"), Param("twice", "double"), Param("n", "int"),
          Param("length", "long long")),
     )  # fmt: skip
-    grid = (BatchExtent(LENGTH, THREADS), 1, 1)
+    grid = (batch_extent(LENGTH, THREADS), 1, 1)
     steps = (
         CopyToSymbol("factor", TensorArg("w"), 4),
         Memset(WorkspaceArg("marked"), 255),
         Memset(WorkspaceArg("product")),
         Launch(
-            multiply, (BatchExtent(LENGTH, THREADS, scale=2), 1, 1), (THREADS, 1, 1),
-            (TensorArg("x"), WorkspaceArg("product"), ScalarArg(0.5), BatchArg(), ScalarArg(LENGTH)),
+            multiply, (batch_extent(LENGTH, THREADS, scale=2), 1, 1), (THREADS, 1, 1),
+            (TensorArg("x"), WorkspaceArg("product"), ScalarArg(0.5), SizeArg("n"), ScalarArg(LENGTH)),
             shared_bytes=4 * THREADS,
         ),
         Launch(
             finish, grid, (THREADS, 1, 1),
-            (WorkspaceArg("product"), TensorArg("y"), ScalarArg(2.0), BatchArg(), ScalarArg(LENGTH)),
+            (WorkspaceArg("product"), TensorArg("y"), ScalarArg(2.0), SizeArg("n"), ScalarArg(LENGTH)),
         ),
     )  # fmt: skip
-    buffers = (Buffer("marked", BatchExtent(1)), Buffer("product", BatchExtent(4 * LENGTH)))
+    buffers = (Buffer("marked", batch_extent(1)), Buffer("product", batch_extent(4 * LENGTH)))
     return _plan(problem, target, (multiply, finish), steps, buffers, {"x": 16})
 
 

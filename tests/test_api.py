@@ -51,7 +51,7 @@ def _check(problem: str, y: Any, **tensors: Any) -> None:
                for name, array in tensors.items()}  # fmt: skip
     expected = reference(conv, numbers)
     got = y.view(np.uint16) if y.dtype == ml_dtypes.bfloat16 else y
-    outcome = compare(conv, got, expected, bound(conv, numbers, expected, strict_model(conv)))
+    outcome = compare(conv.outputs[0], got, expected, bound(conv, numbers, expected, strict_model(conv)))
     assert outcome.ok, outcome.report()
 
 
@@ -259,12 +259,12 @@ X, W = np.zeros((2, 4, 8, 8), np.float32), np.zeros((6, 4, 3, 3), np.float32)
         ((X, W), {"activation": ("relu", 0.1)}, "activation=.'relu', 0.1.: expected"),
         ((X, W), {"layout": "nhwc"}, "layout=nhwc: input has the strides of nchw"),
         ((X, np.zeros((6, 4, 0, 3), np.float32)), {}, "weight has a filter of 0x3"),
-        ((X, W, 3), {}, "bias is a builtins.int"),
+        ((X, W, 3), {}, "bias is a builtins.int, expected a NumPy or CuPy array, a CUDA tensor, or .*numpy.asarray"),
+        ((X, W.tolist()), {}, "weight is a builtins.list, expected a NumPy or CuPy array"),
+        ((convgen.prepare(W), W), {}, "input is <PreparedWeight .*, which stands for the weight of a conv"),
     ],
 )  # fmt: skip
 def test_arrays_that_do_not_fit(arrays: tuple[Any, ...], options: dict[str, Any], message: str) -> None:
-    if isinstance(arrays[-1], int):
-        pytest.importorskip("cupy")
     with pytest.raises(UsageError, match=message):
         convgen.conv2d(*arrays, **options)
 
@@ -314,6 +314,43 @@ def test_a_weight_that_is_none() -> None:
         convgen.prepare(np.zeros((3, 3), np.float32))
     with pytest.raises(UsageError, match=r"input has 5 channels, weight .* takes 4"):
         convgen.prepare(W, (2, 5, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (W.astype(np.float64), "weight is float64, expected float32, float16, bfloat16"),
+        (convgen.prepare(W), "weight is <PreparedWeight .*, prepared already: pass it to the convolutions as it is"),
+        ([[[1.0]]], "weight is a builtins.list, expected a NumPy or CuPy array"),
+        (1.0, "weight is a builtins.float, expected a NumPy or CuPy array"),
+    ],
+)
+def test_what_cannot_be_prepared(weight: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        convgen.prepare(weight)
+
+
+def test_an_out_that_is_read_only() -> None:
+    out = np.empty((2, 6, 6, 6), np.float32)
+    assert convgen.conv2d(X, W, out=out) is out  # the next call has the same signature but for this
+    out.flags.writeable = False
+    with pytest.raises(
+        UsageError, match=r"out is a read-only NumPy array, expected one that can be written: out\.copy"
+    ):
+        convgen.conv2d(X, W, out=out)
+    X.flags.writeable = False
+    np.testing.assert_array_equal(convgen.conv2d(X, W), out)
+    X.flags.writeable = True
+
+
+def test_nothing_is_tuned_without_a_gpu_and_that_is_said_once() -> None:
+    with warnings.catch_warnings(record=True) as caught, convgen.tuning("on_miss"):
+        warnings.simplefilter("always")
+        convgen.conv2d(X, W)
+        convgen.conv2d(X[:1], W)
+    told = [str(w.message) for w in caught if "on_miss" in str(w.message)]
+    assert told == ["tuning('on_miss') measures nothing without a GPU: what is known is used, as by 'cached'"]
+    assert {w.filename for w in caught} == {__file__}
 
 
 def test_names_of_the_package_are_looked_up_once() -> None:

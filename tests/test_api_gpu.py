@@ -84,7 +84,7 @@ def _check(problem: str, y: Any, **tensors: Any) -> None:
         name: decode(encode(array, conv.tensor(name).dtype), conv.tensor(name).dtype) for name, array in tensors.items()
     }
     expected = reference(conv, numbers)
-    outcome = compare(conv, y, expected, bound(conv, numbers, expected, strict_model(conv)))
+    outcome = compare(conv.outputs[0], y, expected, bound(conv, numbers, expected, strict_model(conv)))
     assert outcome.ok, outcome.report()
 
 

@@ -130,6 +130,12 @@ def test_equal_settings_are_one_object() -> None:
         (("frozen",), {"decisions": '{"version": 99, "decisions": []}'}, "version 99, expected 1"),
         (("frozen",), {"decisions": '{"version": 1, "decisions": [{"problem": 3}]}'}, "not the text"),
         (("frozen",), {"decisions": "[" * 100000}, "not the text"),
+        (("frozen",), {"decisions": {}}, r"decisions is a dict, expected the text that convgen\.decisions\(\) gave"),
+        (("on_miss",), {"trials": "3"}, "trials='3': expected an integer of at least 1"),
+        (("on_miss",), {"trials": 2.5}, r"trials=2\.5: expected an integer of at least 1"),
+        (("on_miss",), {"time_limit": "3"}, "time_limit='3': expected seconds above 0"),
+        (("on_miss",), {"time_limit": [3]}, r"time_limit=\[3\]: expected seconds above 0"),
+        ((["never"],), {}, r"tuning mode \['never'\]: expected one of never"),
     ],
 )
 def test_settings_that_mean_nothing(arguments: Any, options: Any, message: str) -> None:

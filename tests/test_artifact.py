@@ -69,11 +69,11 @@ def test_the_manifest_says_everything_to_launch(scale: Binary, tmp_path: Path) -
     assert manifest["problem"] == "conv1d n=*<=1000~7 c=1 k=1 in=50 filter=1"
     assert Conv.from_json(manifest["problem_json"]) == Conv.parse(manifest["problem"])
     assert (manifest["strategy"], manifest["config"]) == ("by_hand", {"threads": 64})
-    assert manifest["batch"] == {"runtime": True, "typical": 7, "max": 1000}
+    assert manifest["sizes"] == {"n": {"runtime": True, "typical": 7, "max": 1000}}
     assert manifest["workspace_bytes"] == 1024 + 200_192  # 1000 bytes and 200000, each rounded up to 256
     assert manifest["workspace"][1] == {
         "name": "product",
-        "bytes": {"times": 200, "by": 1, "scale": 1},
+        "bytes": {"factors": [{"size": "n", "times": 200, "by": 1}], "scale": 1},
         "alignment": 256,
     }
     assert manifest["steps"] == [
@@ -82,26 +82,26 @@ def test_the_manifest_says_everything_to_launch(scale: Binary, tmp_path: Path) -
             "kind": "memset",
             "destination": {"kind": "workspace", "buffer": "marked"},
             "value": 255,
-            "bytes": {"times": 1, "by": 1, "scale": 1},
+            "bytes": {"factors": [{"size": "n", "times": 1, "by": 1}], "scale": 1},
         },
         {
             "kind": "memset",
             "destination": {"kind": "workspace", "buffer": "product"},
             "value": 0,
-            "bytes": {"times": 200, "by": 1, "scale": 1},
+            "bytes": {"factors": [{"size": "n", "times": 200, "by": 1}], "scale": 1},
         },
         {"kind": "launch", "kernel": 0},
         {"kind": "launch", "kernel": 1},
     ]
     multiply, finish = manifest["kernels"]
     assert (multiply["entry"], multiply["block"], multiply["cluster"]) == ("multiply", [64, 1, 1], [1, 1, 1])
-    assert multiply["grid"] == [{"times": 50, "by": 64, "scale": 2}, 1, 1]
+    assert multiply["grid"] == [{"factors": [{"size": "n", "times": 50, "by": 64}], "scale": 2}, 1, 1]
     assert (multiply["dynamic_shared_bytes"], finish["dynamic_shared_bytes"]) == (256, 0)
     assert multiply["arguments"] == [
         {"name": "x", "ctype": "const float*", "kind": "tensor", "tensor": "x"},
         {"name": "product", "ctype": "float*", "kind": "workspace", "buffer": "product"},
         {"name": "half", "ctype": "float", "kind": "scalar", "value": 0.5},
-        {"name": "n", "ctype": "int", "kind": "batch"},
+        {"name": "n", "ctype": "int", "kind": "size", "size": "n"},
         {"name": "length", "ctype": "int", "kind": "scalar", "value": 50},
     ]
     assert multiply["constant_bytes"] == 4
@@ -114,7 +114,7 @@ def test_the_manifest_says_everything_to_launch(scale: Binary, tmp_path: Path) -
         "ctype": "float",
         "shape": ["n", 1, 50],
         "strides": [50, 50, 1],
-        "bytes": {"times": 200, "by": 1, "scale": 1},
+        "bytes": {"factors": [{"size": "n", "times": 1, "by": 1}], "scale": 200},
         "alignment": 16,
     }
     assert (w["shape"], w["bytes"], y["role"], y["alignment"]) == ([1, 1, 1], 4, "output", 4)

@@ -12,9 +12,10 @@ from convgen.bench.contest import LEAST_ROUNDS, MOST_ROUNDS, TIMING_SECONDS, Sch
 from convgen.bench.judge import Judge, admitted
 from convgen.errors import CompileError
 from convgen.measure import Replay
+from convgen.plan import Numerics
 from convgen.problem import Conv, DType
 from convgen.ratios import coverage, geomean, order_interval
-from convgen.reference import encode, reference, round_to, strict_model
+from convgen.reference import encode, reference, round_to
 
 
 class Contestant:
@@ -140,15 +141,15 @@ def test_the_geomean_is_of_what_is_known() -> None:
 
 def answer_of(judge: Judge) -> Any:
     values = {name: array.astype(np.float64) for name, array in judge.arrays.items()}
-    return encode(reference(judge.problem, values), judge.problem.out_dtype)
+    return {"y": encode(reference(judge.problem, values), judge.problem.out_dtype)}
 
 
 def test_a_right_answer_is_right_and_one_wrong_element_is_not() -> None:
     judge = Judge(Conv.parse("conv2d n=1 c=3 k=4 in=8x8 filter=3 pad=1 layout=nhwc"), np)
     got = answer_of(judge)
-    assert judge.verdict(got, strict_model(judge.problem)).ok
-    got[0, 2, 5, 1] += 1.0
-    verdict = judge.verdict(got, strict_model(judge.problem))
+    assert judge.verdict(got, Numerics()).ok
+    got["y"][0, 2, 5, 1] += 1.0
+    verdict = judge.verdict(got, Numerics())
     assert not verdict.ok
     assert verdict.max_error == pytest.approx(1.0, rel=1e-3)
     assert "[0, 2, 5, 1]" in verdict.reason
@@ -157,9 +158,9 @@ def test_a_right_answer_is_right_and_one_wrong_element_is_not() -> None:
 def test_a_large_output_is_judged_by_its_corners_and_a_sample() -> None:
     judge = Judge(Conv.parse("conv2d c=1 k=1 in=2100x2100 filter=1"), np)
     got = answer_of(judge)
-    assert judge.verdict(got, strict_model(judge.problem)).ok
-    got[0, 0, -1, -1] += 1.0
-    assert not judge.verdict(got, strict_model(judge.problem)).ok
+    assert judge.verdict(got, Numerics()).ok
+    got["y"][0, 0, -1, -1] += 1.0
+    assert not judge.verdict(got, Numerics()).ok
 
 
 def test_tf32_may_round_its_operands_and_fp32_may_not() -> None:
@@ -168,10 +169,10 @@ def test_tf32_may_round_its_operands_and_fp32_may_not() -> None:
         values = {name: array.astype(np.float64) for name, array in judge.arrays.items()}
         rounded = {name: round_to(array, DType.TF32) for name, array in values.items()}
         got = reference(judge.problem, rounded).astype(np.float32)
-        assert judge.verdict(got, admitted(judge.problem)).ok is admits
+        assert judge.verdict({"y": got}, admitted(judge.problem)).ok is admits
 
 
 def test_an_infinite_error_is_no_number_in_json() -> None:
     judge = Judge(Conv.parse("conv2d c=1 k=1 in=4x4 filter=1"), np)
-    verdict = judge.verdict(np.full((1, 1, 4, 4), np.nan, np.float32), strict_model(judge.problem))
+    verdict = judge.verdict({"y": np.full((1, 1, 4, 4), np.nan, np.float32)}, Numerics())
     assert verdict.as_json()["of_bound"] is None

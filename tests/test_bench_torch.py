@@ -49,20 +49,20 @@ def tensor(spec: TensorSpec, values: Any | None = None) -> Any:
     return made if values is None else made.copy_(torch.from_numpy(np.ascontiguousarray(values)).view(made.dtype))
 
 
-def answer(problem: Conv, judge: Judge, of: Conv) -> Any:
+def answers(problem: Conv, judge: Judge, of: Conv) -> Any:
     """What PyTorch computes for `of`, the same problem perhaps in another form."""
     inputs = {spec.name: tensor(spec, judge.arrays[spec.name].reshape(spec.shape)) for spec in of.inputs}
     if problem.accumulate:
         inputs["old"] = tensor(of.outputs[0], judge.arrays["y"])
     result = torch_calls.call_of(of, torch, tensor)(inputs).reshape(problem.outputs[0].shape)
-    return result.view(torch.uint16).numpy() if result.dtype == torch.bfloat16 else result.numpy()
+    return {"y": result.view(torch.uint16).numpy() if result.dtype == torch.bfloat16 else result.numpy()}
 
 
 @pytest.mark.parametrize("text", problems())
 def test_the_call_gives_the_oracles_answer(text: str) -> None:
     problem = Conv.parse(text)
     judge = Judge(problem, np)
-    verdict = judge.verdict(answer(problem, judge, problem), admitted(problem))
+    verdict = judge.verdict(answers(problem, judge, problem), admitted(problem))
     assert verdict.ok, verdict.reason
 
 
@@ -71,14 +71,14 @@ def test_the_call_gives_the_oracles_answer(text: str) -> None:
 def test_a_1d_problem_is_a_2d_one_of_height_1(text: str, direction: str) -> None:
     problem = Conv.parse(f"{text} direction={direction}")
     judge = Judge(problem, np)
-    verdict = judge.verdict(answer(problem, judge, torch_calls.unsqueezed(problem)), admitted(problem))
+    verdict = judge.verdict(answers(problem, judge, torch_calls.unsqueezed(problem)), admitted(problem))
     assert verdict.ok, verdict.reason
 
 
 def test_bf16_travels_as_its_bits() -> None:
     problem = Conv.parse("conv2d n=2 c=4 k=6 in=9x8 filter=3 pad=1 dtype=bf16 layout=nhwc")
     judge = Judge(problem, np)
-    verdict = judge.verdict(answer(problem, judge, problem), admitted(problem))
+    verdict = judge.verdict(answers(problem, judge, problem), admitted(problem))
     assert verdict.ok, verdict.reason
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import wait
 
 import pytest
 from conformance import TARGET
-from faulty_strategy import CRASHING, FAULTY, RAISING, THREADS, FaultyConfig
+from faulty_strategy import CRASHING, FAULTY, HINDERED, RAISING, THREADS, FaultyConfig
 from processes_of import descendants
 
 from convgen.compiler import compile_cuda
+from convgen.errors import DeviceError
 from convgen.lowering import lower
 from convgen.problem import Conv
 from convgen.processes import ChildDied
@@ -99,6 +101,31 @@ def test_a_candidate_that_crashes_its_process_or_never_ends_is_replaced() -> Non
     assert built(patient, FAULTY, FaultyConfig("none", 64)).status == "ok"
     patient.close()
     assert descendants(os.getpid()) == before
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (
+            "kill_worker",
+            r"^free memory, or build with fewer processes \(--jobs\): the building process ended by SIGKILL",
+        ),
+        ("out_of_memory", r"^hindered cannot be built on this machine: MemoryError"),
+        ("canary", r"^hindered cannot be built on this machine: .*No space left on device"),
+    ],
+)
+def test_what_is_wrong_with_the_machine_is_no_status(builder: Builder, fault: str, said: str) -> None:
+    with pytest.raises(DeviceError, match=said):
+        built(builder, HINDERED, FaultyConfig(fault, 64))
+    assert built(builder, FAULTY, FaultyConfig("none", 64)).status == "ok"
+
+
+def test_a_process_that_cannot_be_started_is_no_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    builder = Builder(1, PATIENCE)
+    with pytest.raises(DeviceError, match=r"the building process cannot be started"):
+        built(builder, FAULTY, FaultyConfig("none", 64))
+    builder.close()
 
 
 def test_workers_share_the_candidates_and_close_at_once() -> None:

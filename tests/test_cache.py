@@ -113,6 +113,12 @@ def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CONVGEN_CACHE_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert cache_directory() == Path("/home/someone/.cache/convgen")
+    monkeypatch.setenv("CONVGEN_CACHE_DIR", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert cache_directory() == Path("/home/someone/.cache/convgen")
+    for homeless in ("", "~"):  # what is left of ~ where the user is unknown
+        monkeypatch.setenv("HOME", homeless)
+        assert not os.access(cache_directory().parents[1], os.F_OK | os.X_OK)
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     assert cache_directory() == Path("/xdg/convgen")
     monkeypatch.setenv("CONVGEN_CACHE_DIR", "/chosen")

@@ -20,10 +20,11 @@ from convgen.compiler import nvrtc_version
 from convgen.errors import DeviceError, UsageError
 from convgen.plan import Plan
 from convgen.problem import load_suite
+from convgen.reference import convolution
 from convgen.render import render
 from convgen.strategies import all_strategies
 from convgen.target import presets
-from convgen.verify import oracle, sim
+from convgen.verify import sim
 from convgen.verify.batch import GROUP
 
 SMALL = ["conv2d", "n=2", "c=4", "in=7x6", "k=4", "filter=3x3", "pad=1"]
@@ -183,49 +184,6 @@ def test_list_counts_the_problems_of_a_suite(capsys: pytest.CaptureFixture[str])
     assert counts["conv_bench"][0] == 66 < counts["conv_bench"][1]
 
 
-def test_explain_gives_the_roofline_of_hand_computed_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    # An 8x8 image, one tap: 64 FMA; x, w and y are 64, 1 and 64 floats.
-    problem = ["conv2d", "n=1", "c=1", "in=8x8", "k=1", "filter=1"]
-    status, out, _ = run(capsys, "explain", *problem, *H200, "--json")
-    [found] = json_lines(out)
-    roofline = found["roofline"]
-    assert status == 0
-    assert (roofline["flops"], roofline["nbytes"]) == (128, 516)
-    assert roofline["intensity"] == pytest.approx(128 / 516)
-    assert roofline["limit"] == "memory"
-    assert roofline["seconds"] == pytest.approx(516 / presets()["h200"].attainable.bandwidth)
-
-
-def test_explain_lists_every_strategy_with_a_time_or_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = run(capsys, "explain", *SMALL, "direction=wgrad", *H200, "--json")
-    [found] = json_lines(out)
-    assert {s["strategy"] for s in found["strategies"]} == {s.name for s in all_strategies()}
-    times = [s["predicted_seconds"] for s in found["strategies"] if s["reason"] is None]
-    assert times == sorted(times)
-    assert all(s["predicted_seconds"] is None and s["config"] is None for s in found["strategies"] if s["reason"])
-    _, out, _ = run(capsys, "explain", *SMALL, "direction=wgrad", *H200)
-    for strategy in all_strategies():
-        assert strategy.name in out
-
-
-def test_explain_says_where_operands_live_and_what_limits_occupancy(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = run(capsys, "explain", *SMALL, *H200)
-    assert re.search(r"^  w +\S+ +576 B +\S", out, re.MULTILINE)
-    assert "limited by" in out
-
-
-def test_explain_takes_an_attention(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = run(capsys, "explain", "attention", "batch=1", "heads_q=2", "seq_q=16", "head_dim=8", *H200)
-    assert status == 3  # no strategy computes it
-    assert "Roofline" in out
-
-
-def test_explain_of_what_nothing_computes_exits_with_3(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = run(capsys, "explain", *SMALL, "dtype=int8", *H200)
-    assert status == 3
-    assert out.count("does not apply: dtype=int8") == len(all_strategies())
-
-
 def test_json_problems_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
     entry = '{"op": "conv", "nd": 1, "c": 2, "k": 3, "in": [9], "filter": [3]}'
     _, out, _ = run(capsys, "explain", entry, *H200, "--json")
@@ -313,8 +271,8 @@ def test_verify_takes_a_config(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_wrong_answer_exits_with_5(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    true_reference = oracle.reference
-    monkeypatch.setattr(oracle, "reference", lambda *a: true_reference(*a) + 1)
+    right = convolution.reference
+    monkeypatch.setattr(convolution, "reference", lambda *a: {name: y + 1 for name, y in right(*a).items()})
     status, out, _ = run(capsys, "verify", *SMALL, *SIM, "--strategy", "direct", "--json")
     [result] = json_lines(out)
     assert (status, result["status"]) == (5, "wrong")
@@ -458,7 +416,7 @@ def test_files_stand_where_there_is_no_memory_to_verify(
     def exhausted(*_: object) -> None:
         raise MemoryError("49.0 GiB")
 
-    monkeypatch.setattr(oracle, "make_inputs", exhausted)
+    monkeypatch.setattr(convolution, "make_inputs", exhausted)
     status, _, err = run(capsys, "compile", *SMALL, *H200, "-o", str(tmp_path))
     assert (status, err) == (0, "not verified: too little memory: 49.0 GiB\n")
     assert len(list(tmp_path.glob("*.cubin"))) == 1
@@ -468,8 +426,8 @@ def test_files_stand_where_there_is_no_memory_to_verify(
 def test_compile_of_a_wrong_kernel_exits_with_5(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    true_reference = oracle.reference
-    monkeypatch.setattr(oracle, "reference", lambda *a: true_reference(*a) + 1)
+    right = convolution.reference
+    monkeypatch.setattr(convolution, "reference", lambda *a: {name: y + 1 for name, y in right(*a).items()})
     status, out, _ = run(capsys, "compile", *SMALL, *H200, "-o", str(tmp_path))
     assert status == 5
     assert "wrong" in out

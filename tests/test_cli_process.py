@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import signal
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import pytest
 from processes_of import descendants, end_within
+
+from tuning_db import open_database
 
 CONVGEN = [sys.executable, "-m", "convgen"]
 SMALL = ["conv2d", "n=1", "c=4", "in=8x8", "k=4", "filter=3x3", "--target", "h200"]
@@ -99,7 +102,32 @@ def test_a_cache_that_cannot_be_written_is_told_once_and_plainly(tmp_path: Path)
     assert re.fullmatch(r"convgen: warning: the cache .* cannot be written .*CONVGEN_CACHE_DIR.*", line)
 
 
-# --- the simulator's compiler ---------------------------------------------------------------------------
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="needs CuPy")
+@pytest.mark.parametrize("command", ["doctor", "explain", "compile", "verify"])
+def test_a_home_that_cannot_be_written_is_no_bug(command: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    problem = [word for word in SMALL if word not in ("--target", "h200")]
+    words = {"doctor": [], "compile": [*problem, "-o", str(tmp_path / "kernel")]}.get(command, problem)
+    kept = {k: v for k, v in environment().items() if k not in ("CUPY_CACHE_DIR", "CONVGEN_CACHE_DIR")}
+    done = subprocess.run(
+        [*CONVGEN, command, *words],
+        env={**kept, "HOME": str(tmp_path / "file"), "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "unexpected" not in done.stderr
+    told = done.stdout if command == "doctor" else done.stderr
+    assert "CuPy cannot make its cache" in told
+    assert "set CUPY_CACHE_DIR to a folder that can be written" in told
+    if command == "doctor":
+        assert re.search(r"^-- +CuPy +CuPy cannot make its cache", told, re.MULTILINE)
+        assert re.search(r"^-- +GPU +not known: CuPy", told, re.MULTILINE)
+        assert re.search(r"^ +CuPy +to run +set CUPY_CACHE_DIR", told, re.MULTILINE)
+
+
+# --- the simulator's settings and compiler ---------------------------------------------------------------------------
 
 
 def test_zig_needs_neither_a_path_nor_a_home(tmp_path: Path) -> None:
@@ -117,6 +145,59 @@ def test_a_compiler_that_cannot_be_used_is_refused_by_name(wanted: str) -> None:
     assert done.stderr.count("\n") == 1
     told = run("doctor", CONVGEN_SIM_CXX=wanted)
     assert re.search(rf"^-- +C\+\+ compiler +CONVGEN_SIM_CXX={re.escape(wanted)}: ", told.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_wrong_setting_of_the_simulator_is_one_usage_error(jobs: str) -> None:
+    many = ["--suite", "conv_shapes_public", "--max-macs", "3e4", "--sample", "20", "--jobs", jobs]
+    done = run("verify", *many, "--target", "h200", "--backend", "sim", CONVGEN_SIM_TIMEOUT="abc")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "convgen: CONVGEN_SIM_TIMEOUT='abc': expected seconds from 0 (no limit) to 10000000\n"
+
+
+def test_an_empty_setting_is_none(tmp_path: Path) -> None:
+    names = ("CONVGEN_SIM_TIMEOUT", "CONVGEN_SIM_CXX", "CONVGEN_CACHE_DIR", "CONVGEN_TUNING_DB", "CUDA_HOME")
+    empty = dict.fromkeys(names, "")
+    done = run("compile", *SMALL, "-o", str(tmp_path / "kernel"), **empty, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "verified in the simulator" in done.stdout
+    assert (tmp_path / "cache" / "convgen").is_dir()
+
+
+FULL_DISK = """#!/bin/sh
+case "$*" in
+    *--version*) echo "g++ of the tests" ;;
+    *-dM*) echo "#define __GNUC__ 12 " ;;
+    *) echo "$0: error writing to /tmp/x.s: No space left on device" >&2; exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> dict[str, str]:
+    """An environment whose compiler finds no space, and where nothing is built yet."""
+    compiler = tmp_path / "g++"
+    compiler.write_text(FULL_DISK)
+    compiler.chmod(0o755)
+    return {"CONVGEN_SIM_CXX": str(compiler), "CONVGEN_CACHE_DIR": str(tmp_path / "cache")}
+
+
+def test_files_stand_where_the_compiler_finds_no_space(full_disk: dict[str, str], tmp_path: Path) -> None:
+    done = run("compile", *SMALL, "-o", str(tmp_path / "kernel"), **full_disk)
+    assert done.returncode == 0
+    assert re.match(r"not verified: .*g\+\+ cannot work on this machine .*No space left.*TMPDIR", done.stderr)
+    assert len(list((tmp_path / "kernel").glob("*.cubin"))) == 1
+
+
+def test_what_the_machine_lacks_is_no_candidates_fault(full_disk: dict[str, str], tmp_path: Path) -> None:
+    problem = [word for word in SMALL if word not in ("--target", "h200")]
+    database = tmp_path / "tuning.sqlite"
+    done = run("tune", *problem, "--backend", "sim", "--trials", "3", "--db", str(database), **full_disk)
+    assert done.returncode == 6
+    assert "No space left on device" in done.stderr
+    assert open_database(database).trials() == []
+    checked = run("verify", *SMALL, "--backend", "sim", **full_disk)
+    assert (checked.returncode, checked.stdout) == (6, "")
 
 
 # --- signals --------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,23 @@ def test_every_architecture_compiles_without_a_gpu(arch: str, cache: DiskCache) 
 
 def test_a_target_stands_for_its_arch(cache: DiskCache) -> None:
     assert compile_cuda(SOURCE, Target.preset("l4"), cache=cache).arch == "sm_89"
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ("NVRTC_ERROR_OUT_OF_MEMORY", r"convgen\.cu: NVRTC has too little memory"),
+        ("NVRTC_ERROR_BUILTIN_OPERATION_FAILURE", r"NVRTC cannot load its own library of builtins: pip install"),
+    ],
+)
+def test_what_nvrtc_lacks_is_not_the_sources_fault(
+    result: str, said: str, cache: DiskCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvrtc = types.SimpleNamespace(**vars(module._nvrtc()))
+    nvrtc.nvrtcCompileProgram = lambda *_: (getattr(nvrtc.nvrtcResult, result),)
+    monkeypatch.setattr(module, "_nvrtc", lambda: nvrtc)
+    with pytest.raises(DeviceError, match=said):
+        compile_cuda(SOURCE, "sm_80", cache=cache)
 
 
 def test_the_second_compile_is_a_hit_with_equal_contents(cache: DiskCache) -> None:

@@ -11,8 +11,6 @@ from convgen.binding import Preparation, preparation
 from convgen.lowering import lower
 from convgen.plan import (
     Arg,
-    BatchArg,
-    BatchExtent,
     Buffer,
     CopyToSymbol,
     Kernel,
@@ -21,10 +19,13 @@ from convgen.plan import (
     Param,
     Plan,
     ScalarArg,
+    SizeArg,
+    SizeExtent,
     Step,
     TensorArg,
     TextureArg,
     WorkspaceArg,
+    batch_extent,
 )
 from convgen.problem import Conv
 from convgen.strategies import get_strategy
@@ -35,14 +36,14 @@ X, W, Y = TensorArg("x"), TensorArg("w"), TensorArg("y")
 U, V = WorkspaceArg("u"), WorkspaceArg("v")
 
 
-def _launch(name: str, reads: Sequence[Arg], writes: Sequence[Arg], blocks: int | BatchExtent = 1) -> Launch:
-    params = [Param(f"r{i}", "int" if isinstance(arg, BatchArg | ScalarArg) else "const float*")
+def _launch(name: str, reads: Sequence[Arg], writes: Sequence[Arg], blocks: int | SizeExtent = 1) -> Launch:
+    params = [Param(f"r{i}", "int" if isinstance(arg, SizeArg | ScalarArg) else "const float*")
               for i, arg in enumerate(reads)]  # fmt: skip
     params += [Param(f"w{i}", "float*") for i in range(len(writes))]
     return Launch(Kernel(name, tuple(params)), (blocks, 1, 1), (32, 1, 1), (*reads, *writes))
 
 
-def _found(*steps: Step, u: int | BatchExtent = 64) -> Preparation:
+def _found(*steps: Step, u: int | SizeExtent = 64) -> Preparation:
     kernels = tuple(step.kernel for step in steps if isinstance(step, Launch))
     return preparation(
         Plan(
@@ -54,7 +55,7 @@ def _found(*steps: Step, u: int | BatchExtent = 64) -> Preparation:
             constants={},
             kernels=kernels,
             steps=steps,
-            workspace=(Buffer("u", u), Buffer("v", BatchExtent(64))),
+            workspace=(Buffer("u", u), Buffer("v", batch_extent(64))),
         )
     )
 
@@ -62,7 +63,7 @@ def _found(*steps: Step, u: int | BatchExtent = 64) -> Preparation:
 def test_a_filter_transform_is_prepared() -> None:
     found = _found(
         _launch("transform_filter", [W, ScalarArg(4)], [U]),
-        _launch("transform_input", [X], [V], BatchExtent(8)),
+        _launch("transform_input", [X], [V], batch_extent(8)),
         _launch("multiply", [U, V], [Y]),
     )
     assert found == Preparation(frozenset({0}), ("u",), constants=False, weights_used_later=False)
@@ -93,15 +94,15 @@ def test_what_hangs_on_a_spoiled_buffer_is_spoiled_too() -> None:
     assert found == Preparation(frozenset(), (), constants=False, weights_used_later=True)
 
 
-@pytest.mark.parametrize("reads", [[W, X], [W, BatchArg()], [W, TextureArg("x", 8, 1, 32)], [W, V]])
+@pytest.mark.parametrize("reads", [[W, X], [W, SizeArg("n")], [W, TextureArg("x", 8, 1, 32)], [W, V]])
 def test_what_reads_anything_else_is_not_prepared(reads: list[Arg]) -> None:
     assert not _found(_launch("transform", reads, [U]), _launch("use", [X, U], [Y])).steps
 
 
 def test_what_depends_on_the_batch_is_not_prepared() -> None:
     use = _launch("use", [X, U], [Y])
-    assert not _found(_launch("transform", [W], [U], BatchExtent(1)), use).steps
-    assert not _found(_launch("transform", [W], [U]), use, u=BatchExtent(64)).steps
+    assert not _found(_launch("transform", [W], [U], batch_extent(1)), use).steps
+    assert not _found(_launch("transform", [W], [U]), use, u=batch_extent(64)).steps
 
 
 def test_symbols_are_prepared_together_and_before_their_first_use() -> None:

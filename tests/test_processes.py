@@ -19,7 +19,7 @@ import child_servers
 import pytest
 from processes_of import descendants, end_within, is_alive
 
-from convgen.processes import Child, ChildDied, ChildHung, ChildRaised, Pool
+from convgen.processes import Child, ChildDied, ChildHung, ChildNotStarted, ChildRaised, Pool
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 
@@ -77,12 +77,15 @@ def test_every_phase_has_a_deadline_of_its_own(child: Child) -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "how"),
-    [(("exit", 3), "with status 3"), (("crash",), "by SIGSEGV"), (("exit", 0), "with status 0")],
+    ("message", "how", "number"),
+    [(("exit", 3), "with status 3", 0), (("crash",), "by SIGSEGV", signal.SIGSEGV), (("exit", 0), "with status 0", 0)],
 )
-def test_a_death_is_told_with_its_cause_and_last_words(child: Child, message: tuple[object, ...], how: str) -> None:
+def test_a_death_is_told_with_its_cause_and_last_words(
+    child: Child, message: tuple[object, ...], how: str, number: int
+) -> None:
     with pytest.raises(ChildDied, match=rf"^the child process ended {how}") as caught:
         child.call(message, PATIENCE)
+    assert (type(caught.value), caught.value.signal) == (ChildDied, number)
     assert ("last words" in str(caught.value)) == (message[0] == "exit")
     assert child.call(("sleep", 0), PATIENCE)[1] == child.pid
 
@@ -110,9 +113,15 @@ def test_an_error_in_a_call_leaves_the_child_as_it_was(child: Child) -> None:
 
 def test_a_server_that_cannot_be_made_is_told_with_the_reason() -> None:
     child = Child(child_servers.refuses, name="measuring")
-    with pytest.raises(ChildDied, match=r"(?s)the measuring process ended with status 1.*no server to be had"):
+    with pytest.raises(ChildNotStarted, match=r"(?s)the measuring process ended with status 1.*no server to be had"):
         child.call("hello", PATIENCE)
     child.close()
+
+
+def test_an_interpreter_that_cannot_be_started_is_told(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(ChildNotStarted, match=r"^the child process cannot be started: .*No such file"):
+        child.call(("sleep", 0), PATIENCE)
 
 
 def test_what_a_child_prints_blocks_nobody_and_only_its_end_is_kept(

@@ -78,7 +78,7 @@ def test_random_problems_follow_the_definition(drawn: Conv, seed: int) -> None:
     inputs = make_inputs(problem, seed)
     expected = brute_force(problem, inputs)
     np.testing.assert_allclose(reference(problem, inputs), expected, rtol=1e-12, atol=1e-12)
-    indices = sample_indices(problem, 40, seed)
+    indices = sample_indices(problem.outputs[0], 40, seed)
     got = reference_sampled(problem, inputs, indices)
     np.testing.assert_allclose(got, expected.ravel()[indices], rtol=1e-12, atol=1e-12)
 
@@ -107,14 +107,14 @@ def test_batches_in_pieces_give_the_same(direction: str, monkeypatch: pytest.Mon
 def test_samples_hold_the_corners_and_edges() -> None:
     problem = Conv.parse("conv2d n=3 c=1 k=7 in=40x50 filter=3 pad=1")
     shape = problem.outputs[0].shape
-    indices = sample_indices(problem, 400, seed=17)
+    indices = sample_indices(problem.outputs[0], 400, seed=17)
     assert len(indices) <= 400
     assert len(np.unique(indices)) == len(indices)
     points = {tuple(map(int, point)) for point in zip(*np.unravel_index(indices, shape), strict=True)}
     assert {(n, k, h, w) for n in (0, 2) for k in (0, 6) for h in (0, 39) for w in (0, 49)} <= points
     inner = [p for p in points if 0 < p[2] < 39 and 0 < p[3] < 49]
     assert 100 < len(inner) < len(points)
-    np.testing.assert_array_equal(sample_indices(VECTOR, 6, seed=0), np.arange(6))
+    np.testing.assert_array_equal(sample_indices(VECTOR.outputs[0], 6, seed=0), np.arange(6))
 
 
 @pytest.mark.parametrize(
@@ -221,9 +221,9 @@ def test_bounds_are_finite_beside_nan_and_infinity(activation: Activation) -> No
     assert 0 < np.isfinite(expected).sum() < expected.size
     limit = bound(problem, inputs, expected, strict_model(problem))
     assert np.isfinite(limit).all()
-    outcome = compare(problem, encode(expected, problem.out_dtype), expected, limit)
+    outcome = compare(problem.outputs[0], encode(expected, problem.out_dtype), expected, limit)
     assert outcome.ok, outcome.report()
-    assert not compare(problem, encode(np.nan_to_num(expected), problem.out_dtype), expected, limit).ok
+    assert not compare(problem.outputs[0], encode(np.nan_to_num(expected), problem.out_dtype), expected, limit).ok
 
 
 # --- PyTorch, where there is one ---------------------------------------------------------------------
@@ -283,7 +283,7 @@ def test_an_fp32_chain_is_within_the_strict_bound(dtype: str, kind: Any) -> None
         total = apply(total, inputs[name].reshape(-1, 1, 1).astype(np.float32))
     got = encode(total, problem.out_dtype)
     expected = reference(problem, inputs)
-    outcome = compare(problem, got, expected, bound(problem, inputs, expected, strict_model(problem)))
+    outcome = compare(problem.outputs[0], got, expected, bound(problem, inputs, expected, strict_model(problem)))
     assert outcome.ok, outcome.report()
     assert 0 < outcome.max_ratio <= 1
 
@@ -351,7 +351,7 @@ VECTOR = Conv.parse("conv1d n=1 c=1 k=2 in=3 filter=1")
 def outcome_of(got: Any, expected: Any, limit: float = 0.1, dtype: str = "fp32") -> Any:
     problem = Conv.parse(f"conv1d n=1 c=1 k=2 in=3 filter=1 dtype={dtype}")
     shaped_got, shaped = (np.array(values, dtype=float).reshape(1, 2, 3) for values in (got, expected))
-    return compare(problem, shaped_got, shaped, np.full((1, 2, 3), limit))
+    return compare(problem.outputs[0], shaped_got, shaped, np.full((1, 2, 3), limit))
 
 
 def test_compare_accepts_what_is_within_the_bound() -> None:
@@ -375,7 +375,9 @@ def test_compare_names_what_is_wrong() -> None:
 
 
 def test_compare_at_samples_gives_the_index_in_the_output() -> None:
-    outcome = compare(VECTOR, np.array([1.0, 9.0]), np.array([1.0, 2.0]), np.full(2, 0.1), indices=np.array([0, 4]))
+    outcome = compare(
+        VECTOR.outputs[0], np.array([1.0, 9.0]), np.array([1.0, 2.0]), np.full(2, 0.1), indices=np.array([0, 4])
+    )
     assert outcome.worst is not None
     assert outcome.worst.index == (0, 1, 1)
 
@@ -418,11 +420,11 @@ def test_compare_lets_fp16_overflow(got: float, expected: float, right: bool) ->
 
 def test_compare_of_nothing_and_of_other_shapes() -> None:
     nothing = np.zeros((0, 2, 3))
-    empty = compare(Conv.parse("conv1d n=0 c=1 k=2 in=3 filter=1"), nothing, nothing, nothing)
+    empty = compare(Conv.parse("conv1d n=0 c=1 k=2 in=3 filter=1").outputs[0], nothing, nothing, nothing)
     assert empty.ok
     assert empty.worst is None
     with pytest.raises(WrongResultError, match=r"\(1, 3, 2\): expected \(1, 2, 3\)"):
-        compare(VECTOR, np.zeros((1, 3, 2)), np.zeros((1, 2, 3)), np.zeros((1, 2, 3)))
+        compare(VECTOR.outputs[0], np.zeros((1, 3, 2)), np.zeros((1, 2, 3)), np.zeros((1, 2, 3)))
 
 
 def test_intermediate_values_that_mix_widen_the_bound_to_the_neighbourhood() -> None:

@@ -15,6 +15,7 @@ from fake_gpu import Fake, FakeTensor, Status, aligned, installed, tensor
 
 from convgen.errors import UsageError
 from convgen.plan import CopyToSymbol, Plan, TensorArg
+from convgen.problem import Sizes
 from convgen.runtime import bound as module
 from convgen.runtime.arrays import native
 from convgen.runtime.bound import BoundCall
@@ -44,7 +45,7 @@ def _w(factor: float) -> FakeTensor:
 def _bound(program: CudaProgram, prepared: PreparedWeights | None = None) -> BoundCall:
     library, x = native("x", _x())
     make = library.maker((4, 1, LENGTH), (LENGTH, LENGTH, 1), x)
-    return BoundCall(program, library, 0, 4, make, prepared)
+    return BoundCall(program, library, 0, Sizes.of(n=4), make, prepared)
 
 
 def _launches(fake: Fake) -> list[Any]:

@@ -12,8 +12,6 @@ import pytest
 
 from convgen.errors import CompileError, SimulatorFault, UsageError
 from convgen.plan import (
-    BatchArg,
-    BatchExtent,
     Buffer,
     CopyToSymbol,
     Kernel,
@@ -22,9 +20,11 @@ from convgen.plan import (
     Param,
     Plan,
     ScalarArg,
+    SizeArg,
     TensorArg,
     TextureArg,
     WorkspaceArg,
+    batch_extent,
 )
 from convgen.problem import Conv, Layout, TensorSpec
 from convgen.problem.dtype import DType
@@ -72,26 +72,26 @@ SCALE = kernel("scale", ("rows", "const float*"), Y, N, ("width", "int"), ("time
 TEXTURE = kernel("from_texture", ("x", "cudaTextureObject_t"), Y, N, ("width", "int"))
 ADD = kernel("add", X, W, Y, N, ("width", "int"), ("stray", "int"))
 KERNELS = (COPY, SCALE, TEXTURE, ADD)
-GRID = (BatchExtent(WIDTH, 32), 1, 1)
+GRID = (batch_extent(WIDTH, 32), 1, 1)
 FILL = CopyToSymbol("weight", TensorArg("w"), 4)
 
 
 def plan(*steps: Any, accumulate: bool = False, batch: str = "*") -> Plan:
     problem = Conv.parse(f"conv1d n={batch} c=1 in={WIDTH} k=1 filter=1 {'accumulate=yes' if accumulate else ''}")
-    workspace = (Buffer("rows", BatchExtent(4 * WIDTH)),)
+    workspace = (Buffer("rows", batch_extent(4 * WIDTH)),)
     target = Target.preset("h200")
     return Plan(problem, "test", Config(), target, "test.cu.j2", {}, KERNELS, steps, workspace)
 
 
 def two_launches(clear: bool = True) -> Plan:
-    copy = Launch(COPY, GRID, (32, 1, 1), (TensorArg("x"), WorkspaceArg("rows"), BatchArg(), ScalarArg(WIDTH)))
-    args = (WorkspaceArg("rows"), TensorArg("y"), BatchArg(), ScalarArg(WIDTH), ScalarArg(2.0))
+    copy = Launch(COPY, GRID, (32, 1, 1), (TensorArg("x"), WorkspaceArg("rows"), SizeArg("n"), ScalarArg(WIDTH)))
+    args = (WorkspaceArg("rows"), TensorArg("y"), SizeArg("n"), ScalarArg(WIDTH), ScalarArg(2.0))
     scale = Launch(SCALE, GRID, (32, 1, 1), args)
     return plan(*[Memset(WorkspaceArg("rows"))] * clear, copy, FILL, scale)
 
 
 def adding(stray: int = 0) -> Launch:
-    args = (TensorArg("x"), TensorArg("w"), TensorArg("y"), BatchArg(), ScalarArg(WIDTH), ScalarArg(stray))
+    args = (TensorArg("x"), TensorArg("w"), TensorArg("y"), SizeArg("n"), ScalarArg(WIDTH), ScalarArg(stray))
     return Launch(ADD, GRID, (32, 1, 1), args)
 
 
@@ -117,8 +117,8 @@ def test_steps_run_in_order(mode: Mode, n: int) -> None:
 
 @pytest.mark.parametrize("mode", Mode)
 def test_textures(mode: Mode) -> None:
-    texture = TextureArg("x", WIDTH, BatchExtent(1), WIDTH * 4)
-    launch = Launch(TEXTURE, GRID, (32, 1, 1), (texture, TensorArg("y"), BatchArg(), ScalarArg(WIDTH)))
+    texture = TextureArg("x", WIDTH, batch_extent(1), WIDTH * 4)
+    launch = Launch(TEXTURE, GRID, (32, 1, 1), (texture, TensorArg("y"), SizeArg("n"), ScalarArg(WIDTH)))
     (program,) = build([plan(FILL, launch)], [SOURCE], mode)
     result, y, arrays = run(program)
     result.require_clean()
@@ -195,8 +195,8 @@ def test_a_copy_larger_than_its_symbol_is_refused() -> None:
 
 
 def test_several_plans_share_a_library() -> None:
-    texture = TextureArg("x", WIDTH, BatchExtent(1), WIDTH * 4)
-    launch = Launch(TEXTURE, GRID, (32, 1, 1), (texture, TensorArg("y"), BatchArg(), ScalarArg(WIDTH)))
+    texture = TextureArg("x", WIDTH, batch_extent(1), WIDTH * 4)
+    launch = Launch(TEXTURE, GRID, (32, 1, 1), (texture, TensorArg("y"), SizeArg("n"), ScalarArg(WIDTH)))
     programs = build([two_launches(), plan(FILL, launch)], [SOURCE, SOURCE], Mode.CHECK)
     assert programs[0].library is programs[1].library
     for program, times in zip(programs, (2, 1), strict=True):
@@ -226,7 +226,7 @@ def test_arrays_of_the_wrong_shape_are_refused() -> None:
         program.run({"x": np.zeros((), np.float32), "w": w}, {"y": np.zeros((2, 1, WIDTH), np.float32)})
 
 
-def test_a_fixed_batch_stays_fixed() -> None:
+def test_a_fixed_stays_fixed() -> None:
     (program,) = build([plan(adding(), accumulate=True, batch="4")], [SOURCE], Mode.FAST)
     with pytest.raises(UsageError, match=r"x has shape \(3, 1, 100\), expected \(4, 1, 100\)"):
         run(program, n=3)

@@ -9,7 +9,7 @@ from test_simulator import Kernel, Param
 from test_simulator import compiler as compiler  # a fixture
 
 from convgen.errors import UsageError
-from convgen.simulator import FaultKind, Memory, Mode, Report, Unit, build
+from convgen.simulator import FaultKind, Memory, Mode, Report, Unit, build, launch_timeout
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -115,3 +115,5 @@ def test_a_timeout_that_is_no_number_of_seconds_is_refused(text: str, monkeypatc
     monkeypatch.setenv("CONVGEN_SIM_TIMEOUT", text)
     with pytest.raises(UsageError, match=f"CONVGEN_SIM_TIMEOUT='{text}': expected seconds from 0"):
         run_more("atomic_on_unset", Mode.FAST)
+    monkeypatch.setenv("CONVGEN_SIM_TIMEOUT", "")
+    assert launch_timeout() == 600

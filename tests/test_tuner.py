@@ -14,19 +14,21 @@ from typing import Any
 import pytest
 from faulty_strategy import BEST, CRASHING, FAULTY, STATUSES, THREADS, FaultyConfig
 from processes_of import descendants
+from tuning_records import a_run, a_trial
 
 from convgen.errors import DeviceError, NotApplicableError, UsageError
 from convgen.problem import Conv
+from convgen.space import Config
 from convgen.strategies import get_strategy
 from convgen.target import Target
-from convgen.tuner.decide import decide
+from convgen.tuner.decide import decide, known
 from convgen.tuner.events import Budget, Progress
-from convgen.tuner.keys import task_of
+from convgen.tuner.keys import task_of, toolchains
 from convgen.tuner.limits import Limits
 from convgen.tuner.pipeline import LOOKAHEAD
 from convgen.tuner.session import Tuner
 from tuning_db import Database, Layers, open_database, query
-from tuning_db.lines import merge
+from tuning_db.lines import merge, records
 
 H200 = Target.preset("h200")
 PROBLEM = Conv.parse("conv2d n=1 c=3 in=8x8 k=4 filter=3x3 pad=1")
@@ -84,6 +86,54 @@ def test_a_second_call_is_served_without_a_trial(database: Database, tmp_path: P
     assert {t.task.family for t in database.trials()} == {"textbook"}
 
 
+@pytest.mark.parametrize(
+    ("outcome", "tried"), [("interrupted", ["faulty"]), ("running", ["faulty"]), ("finished", ["another"])]
+)
+def test_a_search_that_did_not_end_or_left_out_strategies_goes_on_from_its_winner(
+    database: Database, outcome: str, tried: list[str]
+) -> None:
+    task, winner = task_of(PROBLEM, H200, simulated=True), FaultyConfig("none", 256)
+    database.record_run(a_run(task=task, outcome=outcome, settings={"strategies": tried}))
+    toolchain = toolchains([FAULTY])["faulty"]
+    database.record([a_trial(1e-9, task, strategy="faulty", config=winner.as_dict(), toolchain=toolchain)])
+    assert _config_known(database) == winner
+    with tuner(database, budget=Budget(trials=2, seconds=None)) as session:
+        assert session.tune(PROBLEM).outcome == "finished"
+        assert session.tune(PROBLEM).outcome == "served"
+    [searched] = [run for run in database.runs() if run.id != "run-1"]
+    assert {t.config["threads"]: t.origin for t in database.trials() if t.run == searched.id} == {
+        32: "default", 256: "seed"
+    }  # fmt: skip
+
+
+def _config_known(database: Database) -> Config:
+    return next(known(PROBLEM, H200, Layers(database), [FAULTY], simulated=True)).config
+
+
+def test_a_search_of_all_strategies_replaces_the_winner_of_fewer(database: Database) -> None:
+    problem = Conv.parse("conv2d c=2 k=2 in=6 filter=3")
+    with tuner(database, strategies=[get_strategy("im2col")], budget=Budget(trials=2, seconds=None)) as session:
+        first = session.tune(problem).best
+    with tuner(database, strategies=None, budget=Budget(trials=3, seconds=None)) as session:
+        second, served = session.tune(problem), session.tune(problem)
+    assert (second.outcome, served.outcome) == ("finished", "served")
+    assert first is not None
+    assert second.best is not None
+    assert served.best is not None
+    assert (served.best.strategy, served.best.config) == (second.best.strategy, second.best.config)
+    assert (served.best.seconds or 1.0) < (first.seconds or 0.0)
+
+
+def test_a_winner_that_came_without_its_run_is_served(database: Database, tmp_path: Path) -> None:
+    with tuner(database) as session:
+        best = session.tune(PROBLEM).best
+    copy = open_database(tmp_path / "copy.sqlite")
+    copy.merge(records(database, winners_only=True))
+    with tuner(copy) as session:
+        again = session.tune(PROBLEM)
+    assert (again.outcome, again.best and again.best.config) == ("served", best and best.config)
+
+
 def test_another_process_is_served_the_same_winner(database: Database, tmp_path: Path) -> None:
     problem = Conv.parse("conv2d c=2 k=2 in=6 filter=3")
     with tuner(database, strategies=[get_strategy("direct")]) as session:
@@ -100,7 +150,8 @@ def test_sixteen_processes_tune_at_once(tmp_path: Path) -> None:
     problems = [Conv.parse(f"conv2d c={1 + i % 8} k=2 in=6 filter=3") for i in range(16)]  # each of two processes
     running = [_tuning(problem, place, "--trials", "3", "--retune", "--jobs", "1") for problem in problems]
     told = [process.communicate() for process in running]
-    assert [(process.returncode, errors) for process, (_, errors) in zip(running, told, strict=True)] == [(0, "")] * 16
+    assert [process.returncode for process in running] == [0] * 16
+    assert [errors for _, errors in told if "convgen:" in errors] == []  # on a slow machine they tell their progress
     with open_database(place) as database:
         assert sorted(run.outcome for run in database.runs()) == ["finished"] * 16
         trials = database.trials()
@@ -123,7 +174,7 @@ def test_simulated_times_never_serve_a_gpu(database: Database) -> None:
         session.tune(PROBLEM)
     layers = Layers(database)
     assert decide(PROBLEM, H200, layers).origin == "predicted"
-    assert decide(PROBLEM, H200, layers, simulated=True).origin == "tuned"
+    assert decide(PROBLEM, H200, layers, simulated=True).origin == "unfinished"  # of one strategy alone
     assert {t.task.device for t in database.trials()} == {task_of(PROBLEM, H200, simulated=True).device}
 
 

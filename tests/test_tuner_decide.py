@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tuning_records import a_trial
+from tuning_records import a_run, a_trial, write_lines
 
+from convgen.bench.choices import best_of
 from convgen.errors import NotApplicableError, UsageError
 from convgen.lowering import applicable, lower
 from convgen.measure import PROTOCOL
@@ -20,7 +22,7 @@ from convgen.tuner.builder import program_key
 from convgen.tuner.decide import decide, known, ranked
 from convgen.tuner.keys import codegen_hash, task_of, toolchains
 from convgen.tuner.neighbours import distance
-from tuning_db import Layers, Toolchain, Trial, open_database
+from tuning_db import Layers, Shipped, Toolchain, Trial, open_database
 
 H200 = Target.preset("h200")
 LAYER = Conv.parse("conv2d n=32 c=64 k=64 in=56x56 filter=3x3 pad=1")
@@ -67,6 +69,52 @@ def test_a_winner_by_older_code_is_taken_too_and_says_so(layers: Layers) -> None
     chosen = decide(LAYER, H200, layers)
     assert chosen.origin == "stale"
     assert "changed since" in chosen.sentence()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"outcome": "finished"}, "tuned"),
+        ({"outcome": "interrupted"}, "unfinished"),
+        ({"outcome": "running"}, "unfinished"),
+        ({"outcome": "finished", "settings": {"strategies": ["direct"]}}, "unfinished"),
+        ({"outcome": "finished", "settings": {"strategies": "everything"}}, "unfinished"),
+        ({"outcome": "finished", "settings": {}}, "unfinished"),
+    ],
+)
+def test_a_winner_answers_for_the_strategies_that_a_finished_search_tried(
+    layers: Layers, changes: dict[str, Any], expected: str
+) -> None:
+    winner = _trial_of(LAYER, DIRECT, tile_channel=2)
+    layers.record([winner])
+    everything = [s.name for s in applicable(LAYER, H200)]
+    layers.record_run(a_run(task=winner.task, **{"settings": {"strategies": everything}, **changes}))
+    chosen = decide(LAYER, H200, layers)
+    assert (chosen.origin, chosen.config.as_dict()) == (expected, winner.config)
+    assert ("not finished or left out" in chosen.sentence()) is (expected == "unfinished")
+
+
+def test_an_earlier_finished_search_answers_as_long_as_it_was_of_the_same_code(layers: Layers) -> None:
+    task, everything = task_of(LAYER, H200), [s.name for s in applicable(LAYER, H200)]
+    for name, outcome in (("first", "finished"), ("second", "interrupted")):
+        layers.record_run(a_run(id=name, task=task, outcome=outcome, settings={"strategies": everything}))
+    layers.record([dataclasses.replace(_trial_of(LAYER, DIRECT, 1e-5, tile_channel=2), run="second")])
+    slower = dataclasses.replace(_trial_of(LAYER, DIRECT, 2e-5), run="first")
+    layers.record([dataclasses.replace(slower, toolchain=Toolchain("old", "NVRTC 1.0", 1))])
+    assert decide(LAYER, H200, layers).origin == "unfinished"
+    layers.record([slower])
+    assert decide(LAYER, H200, layers).origin == "tuned"
+
+
+@pytest.mark.parametrize("layer", ["shared", "shipped"])
+def test_a_winner_of_another_layer_answers_whatever_its_search(tmp_path: Path, layer: str) -> None:
+    winner = _trial_of(LAYER, DIRECT, tile_channel=2)
+    run = a_run(task=winner.task, outcome="interrupted")
+    shared = open_database(":memory:")
+    shared.merge([winner, run])
+    write_lines([winner, run], tmp_path / "winners.jsonl")
+    layers = Layers(None, shared) if layer == "shared" else Layers(None, None, Shipped(tmp_path))
+    assert decide(LAYER, H200, layers).origin == "tuned"
 
 
 def test_a_winner_by_older_code_that_made_the_same_program_is_as_good_as_todays(layers: Layers) -> None:
@@ -126,6 +174,21 @@ def test_an_illegal_config_is_passed_over_with_one_warning(
         chosen = decide(LAYER, H200, layers)
     assert len(told) == 1
     assert chosen.origin == "predicted"
+
+
+def test_after_an_illegal_config_the_next_best_of_the_problem_is_taken(layers: Layers) -> None:
+    best, worse, next_best = (
+        _trial_of(LAYER, DIRECT, 1e-5 * (1 + rank), tile_channel=2 ** (1 + rank)) for rank in range(3)
+    )
+    for trial, tile in ((best, -5), (worse, -6)):
+        layers.record([dataclasses.replace(trial, config={**trial.config, "tile_channel": tile})])
+    layers.record([next_best])
+    with pytest.warns(UserWarning, match="not legal") as told:
+        chosen = decide(LAYER, H200, layers)
+    assert len(told) == 1
+    assert (chosen.origin, chosen.config.as_dict()) == ("tuned", next_best.config)
+    with pytest.warns(UserWarning, match="not legal"):
+        assert best_of(DIRECT, LAYER, H200, layers) == chosen
 
 
 def test_a_strategy_that_is_gone_is_passed_over(layers: Layers) -> None:

@@ -8,11 +8,11 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from tuning_records import BEFORE, CURRENT, NOW, a_failure, a_peer, a_run, a_task, a_trial
+from tuning_records import BEFORE, CURRENT, NOW, a_failure, a_peer, a_run, a_task, a_trial, write_lines
 
 from tuning_db import Database, DatabaseError, Layers, Shipped, Trial, open_database, query
 from tuning_db.checks import from_json
-from tuning_db.lines import merge, read_lines, records, write_lines
+from tuning_db.lines import merge, read_lines, records
 from tuning_db.records import to_json
 
 

@@ -118,6 +118,35 @@ def test_after_a_row_that_cannot_be_read_the_next_best_wins_wherever_it_is(datab
     assert found.trial.config == {"tile": 3}
 
 
+@pytest.mark.parametrize("change", ["config = '[]'", "config = x'00'", "rounds = 'many'", "reason = x'6162'"])
+def test_a_query_passes_over_rows_that_cannot_be_read_as_the_winner_does(database: Database, change: str) -> None:
+    other = a_task("conv2d c=1 k=1 in=9x9 filter=3x3")
+    database.record([
+        *(a_trial(seconds, config={"tile": rank}) for rank, seconds in enumerate((1e-5, 2e-5, 3e-5), 1)),
+        a_trial(1e-4, config={"tile": 9}, origin="default"),
+        a_trial(5e-5, other),
+    ])  # fmt: skip
+    _edit(database, f"UPDATE trial SET {change} WHERE seconds < 2.5e-5")
+    with pytest.warns(TuningDatabaseWarning, match="cannot be read"):
+        standings = query.standings(database)
+    assert [(s.winner.task.problem, s.winner.seconds) for s in standings] == [
+        (other.problem, 5e-5),
+        (a_task().problem, 3e-5),
+    ]
+    assert standings[1].over_default == pytest.approx(1e-4 / 3e-5)
+    assert [t.config for t in database.neighbours(a_task()) if t.task == a_task()] == [{"tile": 3}]
+    found = database.winner(a_task(), CURRENT)
+    assert found is not None
+    assert found.trial == standings[1].winner
+
+
+def test_a_task_of_which_no_row_can_be_read_has_no_winner(database: Database) -> None:
+    database.record([a_trial(1e-5)])
+    _edit(database, "UPDATE trial SET config = '[]'")
+    with pytest.warns(TuningDatabaseWarning, match="cannot be read"):
+        assert query.standings(database) == []
+
+
 def test_a_winner_is_found_in_an_index_alone(database: Database) -> None:
     with database.reading() as connection:
         query_text = str(GROUPS.compile(connection.engine, compile_kwargs={"render_postcompile": True}))

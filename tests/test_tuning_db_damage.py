@@ -10,15 +10,22 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, text
-from tuning_records import CURRENT, a_task, a_trial, layers_of, serves_what_it_records
+from tuning_records import CURRENT, a_task, a_trial, layers_of, serves_what_it_records, write_lines
 
 from tuning_db import DatabaseError, Layers, TuningDatabaseWarning, migrations, open_database
 from tuning_db.aside import identity, move_aside
-from tuning_db.lines import write_lines
 
 
 def _garbage(path: Path) -> None:
-    path.write_bytes(b"not a database, but long enough to be taken for one" * 100)
+    path.write_bytes(b"SQLite format 3\0, and then nothing that is one" * 100)
+
+
+def _cut_short(path: Path) -> None:
+    path.write_bytes(b"SQLite fo")
+
+
+def _zeros(path: Path) -> None:
+    path.write_bytes(bytes(3 << 20))
 
 
 def _truncated(path: Path) -> None:
@@ -30,7 +37,7 @@ def _truncated(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-@pytest.mark.parametrize("damage", [_garbage, _truncated])
+@pytest.mark.parametrize("damage", [_garbage, _truncated, _cut_short, _zeros])
 def test_a_damaged_file_is_kept_aside_and_a_new_one_begun(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: object
 ) -> None:
@@ -145,6 +152,48 @@ def test_an_export_is_no_damaged_database(tmp_path: Path, read_only: bool) -> No
     assert path.read_bytes() == content
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize(
+    "content",
+    [b"photos/\0\0" * 100, b"x", b"SQLite format 2\0" * 99, bytes(2 << 20) + b"x"],
+    ids=["tar", "byte", "other", "image"],
+)
+def test_a_file_that_never_was_a_database_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes, read_only: bool
+) -> None:
+    path = tmp_path / "photos.tar"
+    path.write_bytes(content)
+    with pytest.raises(DatabaseError, match=r"photos\.tar is no database.*CONVGEN_TUNING_DB"):
+        open_database(path, read_only=read_only)
+    with pytest.warns(TuningDatabaseWarning, match="is no database") as told:
+        layers = layers_of(monkeypatch, path)
+    assert len(told) == 1
+    serves_what_it_records(layers)
+    assert path.read_bytes() == content
+    assert [file.name for file in tmp_path.iterdir()] == ["photos.tar"]
+
+
+def test_a_folder_or_a_pipe_is_no_database(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(DatabaseError, match="is no file"):
+            open_database(path)
+
+
+def test_somebody_elses_damaged_database_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "songs.sqlite"
+    with sqlite3.connect(path) as plain:
+        plain.execute("CREATE TABLE songs (name TEXT)")
+        plain.executemany("INSERT INTO songs VALUES (?)", [("x" * 1000,)] * 50)
+    plain.close()
+    with path.open("r+b") as file:
+        file.seek(2 * 4096)
+        file.write(b"\xff" * 4096)
+    with pytest.raises(DatabaseError, match="songs"):
+        open_database(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["songs.sqlite"]
+
+
 def test_an_empty_file_becomes_a_database(tmp_path: Path) -> None:
     (tmp_path / "x.sqlite").touch()
     assert open_database(tmp_path / "x.sqlite").version == migrations.newest()
@@ -235,3 +284,22 @@ def test_a_config_edited_by_hand_is_passed_over_with_a_warning(tmp_path: Path, c
         found = Layers(database).winner(a_task(), CURRENT)
     assert found is not None
     assert found.trial.config == {"tile": 2}
+
+
+@pytest.mark.parametrize(
+    ("edit", "named"),
+    [
+        ("UPDATE convgen_meta SET value = '1'", r"schema version 1, .*\(.*trial_pick already exists\)"),
+        ("DROP TABLE peer", r"schema version 2, .*\(there is no table peer\)"),
+    ],
+)
+def test_a_marker_that_does_not_agree_with_the_tables_is_told(tmp_path: Path, edit: str, named: str) -> None:
+    path = tmp_path / "tuning.sqlite"
+    open_database(path).close()
+    with sqlite3.connect(path) as plain:
+        plain.execute(edit)
+    plain.close()
+    before = path.read_bytes()
+    with pytest.raises(DatabaseError, match=rf"tuning\.sqlite: its marker says {named}: put right schema_version"):
+        open_database(path)
+    assert path.read_bytes() == before

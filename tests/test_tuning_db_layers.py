@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, make_url
-from tuning_records import BEFORE, CURRENT, a_failure, a_peer, a_run, a_task, a_trial
+from tuning_records import BEFORE, CURRENT, a_failure, a_peer, a_run, a_task, a_trial, write_lines
 
 from tuning_db import Database, DatabaseError, Layers, Shipped, TuningDatabaseWarning, engine, open_database, query
-from tuning_db.lines import write_lines
 from tuning_db.records import Found
 
 THREADS = 8
@@ -261,3 +260,26 @@ def test_stats_of_every_layer(user: Database, tmp_path: Path) -> None:
     assert (name, of_user.trials, of_user.statuses) == (user.name, 2, {"hang": 1, "ok": 1})
     assert (of_shipped.tasks, of_shipped.trials, of_shipped.peers) == (1, 1, 1)
     assert of_shipped.nbytes == (folder / "winners.jsonl").stat().st_size
+
+
+# --- writing what is still in memory --------------------------------------------------------------------------
+
+
+def test_saving_writes_what_is_in_memory_or_tells_how_much_it_is(user: Database) -> None:
+    layers = Layers(user)
+    layers.save()
+    with _locked(user):
+        with pytest.warns(TuningDatabaseWarning, match="locked"):
+            layers.record([a_trial(1e-4, config={"tile": 1}), a_trial(2e-4, config={"tile": 2})])
+        with pytest.raises(DatabaseError, match=r"2 records of what was tuned are not saved \(.*locked"):
+            layers.save()
+    layers.save()
+    assert len(user.trials()) == 2
+
+
+def test_whether_anything_can_be_stored_is_tried(user: Database) -> None:
+    user.check_writable()
+    with user.reading() as connection:
+        assert connection.exec_driver_sql("SELECT name FROM convgen_meta").all() == [("schema_version",)]
+    with _locked(user), pytest.raises(DatabaseError, match=r"locked.*nothing can be stored: make room"):
+        user.check_writable()

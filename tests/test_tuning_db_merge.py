@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import IntegrityError
-from tuning_records import a_failure, a_peer, a_run, a_task, a_trial
+from tuning_records import a_failure, a_peer, a_run, a_task, a_trial, write_lines
 
 from tuning_db import Database, DatabaseError, TuningDatabaseWarning, open_database
-from tuning_db.lines import merge, read_lines, records, write_lines
+from tuning_db.lines import merge, read_lines, records
 from tuning_db.records import to_json
 
 EARLY, LATE = "2026-11-01T00:00:00+00:00", "2026-11-02T00:00:00+00:00"
@@ -156,7 +158,62 @@ def test_a_bad_byte_costs_its_line_and_no_other(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_line_with_a_value_that_no_database_holds_is_passed_over(tmp_path: Path, change: dict[str, Any]) -> None:
-    (tmp_path / "x.jsonl").write_text(json.dumps({**to_json(a_trial()), **change}))
+    lines = [json.dumps({**to_json(a_trial()), **change}), json.dumps(to_json(a_peer()))]
+    (tmp_path / "x.jsonl").write_text("\n".join(lines))
     database: Database = open_database(tmp_path / "x.sqlite")
     with pytest.warns(TuningDatabaseWarning, match="1 lines are no records"):
-        assert merge(database, tmp_path / "x.jsonl") == 0
+        assert merge(database, tmp_path / "x.jsonl") == 1
+
+
+def _without(*names: str) -> str:
+    return json.dumps({name: value for name, value in to_json(a_trial()).items() if name not in names})
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (
+            _without("seconds", "status"),
+            "line 2: a trial without status: expected all of run, strategy, config, status",
+        ),
+        (_without("sm_count", "device"), "line 2: a trial without device, sm_count: expected all of problem, op,"),
+        (json.dumps({"kind": "peer"}), "line 2: a peer without problem, op, direction"),
+        (json.dumps({**to_json(a_trial()), "config": "tile=1"}), "line 2: config 'tile=1': expected an object"),
+        (json.dumps({**to_json(a_run()), "settings": []}), r"line 2: settings='\[\]': expected an object"),
+        ("{not json", "line 2: '{not json': expected a JSON object"),
+        ("[1]", r"line 2: record '\[1\]': expected a JSON object"),
+        ("9" * 5000, "line 2: '9{60}': expected a JSON object"),
+    ],
+)
+def test_a_bad_line_is_told_of_by_number_with_what_was_expected(tmp_path: Path, line: str, told: str) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(f"\n{line}\n{json.dumps(to_json(a_trial()))}\n")
+    with pytest.warns(TuningDatabaseWarning, match=told):
+        assert list(read_lines(path)) == [a_trial()]
+    path.write_text(f"\n{line}\n")
+    with pytest.raises(DatabaseError, match=f"none of 1 lines is a record .{told}"):
+        list(read_lines(path))
+
+
+def test_what_holds_no_record_at_all_is_refused(tmp_path: Path) -> None:
+    database = open_database(tmp_path / "x.sqlite")
+    (tmp_path / "garbage").write_bytes(b"\x1f\x8b\x08 garbage\nmore\n")
+    with pytest.raises(DatabaseError, match=r"garbage: none of 2 lines is a record.*expected a database, or what"):
+        merge(database, tmp_path / "garbage")
+    with pytest.raises(DatabaseError, match="cannot be read: Is a directory"):
+        merge(database, tmp_path)
+    with pytest.raises(DatabaseError, match="no such file"):
+        merge(database, tmp_path / "nothing")
+    (tmp_path / "empty").touch()
+    assert merge(database, tmp_path / "empty") == 0
+
+
+def test_a_pipe_is_read_like_a_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=write_lines, args=([a_trial(), a_peer()], pipe))
+    writer.start()
+    database = open_database(tmp_path / "x.sqlite")
+    assert merge(database, pipe) == 2
+    writer.join()
+    assert (database.trials(), database.peers()) == ([a_trial()], [a_peer()])

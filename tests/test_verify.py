@@ -16,7 +16,7 @@ from convgen.render import render
 from convgen.strategies import get_strategy
 from convgen.target import Target
 from convgen.verify import Case, Settings, VerifyResult, cuda, sim, verify_cases, verify_plan, verify_problem
-from convgen.verify.oracle import Oracles, fixed_batch
+from convgen.verify.oracle import Oracles, fixed
 
 DIRECT = get_strategy("direct")
 SETTINGS = Settings(TARGET)
@@ -46,7 +46,7 @@ def test_every_kind_of_problem_and_input_is_verified(text: str, inputs: str) -> 
 
 
 def test_a_runtime_batch_is_fixed_at_its_hint_its_bound_or_a_few() -> None:
-    batches = [fixed_batch(problem(f"n={n}")).n for n in ("7", "*~5", "*<=6", "*<=6~2", "*", "*<=1")]
+    batches = [fixed(problem(f"n={n}")).n for n in ("7", "*~5", "*<=6", "*<=6~2", "*", "*<=1")]
     assert batches == [7, 5, 6, 2, 3, 1]
 
 

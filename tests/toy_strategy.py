@@ -30,6 +30,8 @@ class ToyConfig(Config):
 class Toy:
     """Legal while wide * high is at most 64 and the home is one of two; predicted best where both are `preferred`."""
 
+    solves = Conv
+    template = "none"
     name: str = "toy"
     summary: str = "for tests"
     preferred: int = 4

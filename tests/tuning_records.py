@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tuning_db import Layers, Peer, Run, Task, Toolchain, Trial, open_layers
+from tuning_db.lines import lines_of
+from tuning_db.records import Record
 
 NOW = Toolchain("code-1", "NVRTC 13.0", 2)
 BEFORE = Toolchain("code-0", "NVRTC 13.0", 2)
@@ -41,6 +44,10 @@ def a_peer(seconds: float = 2e-4, peer: str = "cudnn_nchw", **changes: Any) -> P
 def a_run(**changes: Any) -> Run:
     values: dict[str, Any] = {"id": "run-1", "task": a_task(), "started": "2026-11-30T00:00:00+00:00"}
     return Run(**{**values, **changes})
+
+
+def write_lines(found: Iterable[Record], path: Path) -> None:
+    path.write_text("".join(lines_of(found)))
 
 
 def layers_of(monkeypatch: pytest.MonkeyPatch, place: str | Path) -> Layers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from typing import Any, TypeVar
 
 from sqlalchemy import String, Table
@@ -61,7 +61,7 @@ def checked_trial(trial: Trial) -> Trial:
     _check_fields(trial.task)
     _check_fields(trial.toolchain)
     _check_fields(trial)
-    size = len(config_text(checked_config(dict(trial.config))))
+    size = len(config_text(checked_config(dict(trial.config) if isinstance(trial.config, Mapping) else trial.config)))
     if size > MAX_CONFIG_BYTES:
         raise DatabaseError(f"a config of {size} bytes: expected at most {MAX_CONFIG_BYTES}")
     if trial.status not in STATUSES:
@@ -125,20 +125,17 @@ def from_json(values: object) -> Record:
     """What `records.to_json` wrote, from data that may come from anywhere. Raises DatabaseError."""
     if not isinstance(values, dict):
         raise DatabaseError(f"record {str(values)[:60]!r}: expected a JSON object")
-    try:
-        match values.get("kind"):
-            case "trial":
-                parts = {"task": _taken(Task, values), "toolchain": _taken(Toolchain, values)}
-                trial = _taken(Trial, {**values, **parts})
-                return checked_trial(replace(trial, error=finite(trial.error), bound=finite(trial.bound)))
-            case "run":
-                return checked_run(_taken(Run, {**values, "task": _taken(Task, values)}))
-            case "peer":
-                return checked_peer(_taken(Peer, {**values, "task": _taken(Task, values)}))
-            case other:
-                raise DatabaseError(f"kind {str(other)[:40]!r}: expected trial, run or peer")
-    except (TypeError, ValueError) as error:  # a field that is not there, or a config that is no mapping
-        raise DatabaseError(f"{str(values)[:60]!a}: {error}") from error
+    match values.get("kind"):
+        case "trial":
+            parts = {"task": _taken(Task, values), "toolchain": _taken(Toolchain, values)}
+            trial = _taken(Trial, {**values, **parts})
+            return checked_trial(replace(trial, error=finite(trial.error), bound=finite(trial.bound)))
+        case "run":
+            return checked_run(_taken(Run, {**values, "task": _taken(Task, values)}))
+        case "peer":
+            return checked_peer(_taken(Peer, {**values, "task": _taken(Task, values)}))
+        case other:
+            raise DatabaseError(f"kind {str(other)[:40]!a}: expected trial, run or peer")
 
 
 def is_text(value: str) -> bool:
@@ -155,8 +152,14 @@ def plain(value: object) -> str:
 
 
 def _taken(kind: type[_R], values: Mapping[str, Any]) -> _R:
-    names = [member.name for member in fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: values[name] for name in names if name in values})
+    members = fields(kind)  # type: ignore[arg-type]
+    has_default = {m.name for m in members if not (m.default is MISSING and m.default_factory is MISSING)}
+    needed = [m.name for m in members if m.name not in has_default | {"task", "toolchain"}]  # whose own fields lie flat
+    lacking = [name for name in needed if name not in values]
+    if lacking:
+        given = f"a {values['kind']} without {', '.join(lacking)}"
+        raise DatabaseError(f"{given}: expected all of {', '.join(needed)}")
+    return kind(**{m.name: values[m.name] for m in members if m.name in values})
 
 
 def _cut(table: Table, name: str, value: object) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Engine, Row, Select, select
+from sqlalchemy import ColumnElement, Connection, Engine, Row, Select, delete, insert, select
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from tuning_db import migrations, schema
@@ -26,10 +26,20 @@ from tuning_db.records import (
     Task,
     Toolchain,
     Trial,
+    always,
     config_text,
 )
 from tuning_db.rows import peer_of, run_of, trial_of
-from tuning_db.statements import BEST_OF_GROUP, GROUPS, every_peer, every_run, every_trial, of_kind, winners
+from tuning_db.statements import (
+    BEST_OF_GROUP,
+    GROUPS,
+    every_peer,
+    every_run,
+    every_trial,
+    of_kind,
+    runs_with,
+    winners,
+)
 from tuning_db.writing import begin, forget, store_peers, store_runs, store_trials
 
 TRIES = 2
@@ -91,6 +101,18 @@ class Database:
 
         self._write(work)
 
+    def check_writable(self) -> None:
+        """Write something and take it back. Raises DatabaseError if that cannot be, as on a full disk."""
+
+        def work(connection: Connection) -> None:
+            connection.execute(insert(schema.meta).values(name="probe", value=""))
+            connection.execute(delete(schema.meta).where(schema.meta.c.name == "probe"))
+
+        try:
+            self._write(work)
+        except DatabaseError as error:
+            raise DatabaseError(f"{error}; nothing can be stored: make room, or name another database") from error
+
     def forget(self, where: ColumnElement[bool]) -> int:
         """Delete the trials that a condition on `schema.task` and `schema.trial` meets (see `query.Filter`), and the
         tasks that are left with none, with their runs and peers; returns the number of trials."""
@@ -98,10 +120,12 @@ class Database:
 
     # --- reading --------------------------------------------------------------------------------------
 
-    def winner(self, task: Task, current: Mapping[str, Toolchain]) -> Found | None:
+    def winner(
+        self, task: Task, current: Mapping[str, Toolchain], accepts: Callable[[Trial], bool] = always
+    ) -> Found | None:
         """The task's fastest right trial: of a toolchain as it is now, else a stale one; None if it knows none.
 
-        `current` has today's toolchain of every strategy; others' trials are passed over.
+        `current` has today's toolchain of every strategy; others' trials, and those not accepted, are passed over.
         """
         identity = dict(zip(("problem", "device", "capability", "sm_count"), task.identity, strict=True))
         best: Found | None = None
@@ -118,7 +142,7 @@ class Database:
                     break
                 keys = {f"its_{name}": value for name, value in zip(_GROUP, group, strict=True)}
                 with contextlib.closing(self._records(connection.execute(BEST_OF_GROUP, keys), trial_of)) as trials:
-                    trial = next(trials, None)
+                    trial = next(filter(accepts, trials), None)
                 if trial is not None:
                     found = Found(trial, "stale" if rank[0] else "trusted")
                     best = found if best is None or found.rank < best.rank else best
@@ -130,8 +154,14 @@ class Database:
 
     def best_trials(self, where: ColumnElement[bool] | None = None, limit: int | None = None) -> list[Trial]:
         """The winners, of the code each strategy was last tried with, that meet a condition on `schema.task` and
-        `schema.trial`, by problem."""
-        return sorted(self._all(winners(where), trial_of), key=lambda trial: trial.task.identity)[:limit]
+        `schema.trial`, by problem. A row that cannot be read gives its place to the next best."""
+        bad: list[Row[Any]] = []
+        found = self._all(winners(where), trial_of, bad)
+        if bad:
+            of_these: list[Row[Any]] = []
+            self._all(every_trial(schema.trial.c.task_id.in_([row.task_id for row in bad])), trial_of, of_these)
+            found = self._all(winners(where, [row.id for row in of_these]), trial_of)
+        return sorted(found, key=lambda trial: trial.task.identity)[:limit]
 
     def trials(self, where: ColumnElement[bool] | None = None) -> list[Trial]:
         """Every trial that meets a condition on `schema.task` and `schema.trial`, in a stable order."""
@@ -141,6 +171,10 @@ class Database:
     def runs(self, where: ColumnElement[bool] | None = None) -> list[Run]:
         """Every run whose task, or a trial of it, meets the condition, by task and start."""
         return sorted(self._all(every_run(where), run_of), key=lambda run: (run.task.identity, run.started, run.id))
+
+    def runs_with(self, trial: Trial) -> list[Run]:
+        """The runs of a trial's task in which its strategy was tried by the same toolchain."""
+        return self._all(runs_with(trial), run_of)
 
     def peers(self, where: ColumnElement[bool] | None = None) -> list[Peer]:
         """Every peer's time whose task, or a trial of it, meets the condition, by task and peer."""
@@ -211,24 +245,27 @@ class Database:
         with told(self.name), self._reader.connect() as connection:
             yield connection
 
-    def _all(self, query: Select[Any], made: Callable[[Row[Any]], T]) -> list[T]:
+    def _all(self, query: Select[Any], made: Callable[[Row[Any]], T], unread: list[Row[Any]] | None = None) -> list[T]:
         with self._reading() as connection:
             rows = connection.execute(query).all()
-        return list(self._records(rows, made))
+        return list(self._records(rows, made, unread))
 
-    def _records(self, rows: Iterable[Row[Any]], made: Callable[[Row[Any]], T]) -> Generator[T, None, None]:
-        bad, example = 0, ""
+    def _records(
+        self, rows: Iterable[Row[Any]], made: Callable[[Row[Any]], T], unread: list[Row[Any]] | None = None
+    ) -> Generator[T, None, None]:
+        bad, example = [] if unread is None else unread, ""
         try:
             for row in rows:
                 try:
                     record = made(row)
                 except DatabaseError as error:
-                    bad, example = bad + 1, example or f"one of {plain(row.problem)[:120]}: {error}"
+                    bad.append(row)
+                    example = example or f"one of {plain(row.problem)[:120]}: {error}"
                     continue
                 yield record
         finally:
             if bad:
-                self._tell(bad, example)
+                self._tell(len(bad), example)
 
     def _tell(self, count: int, example: str) -> None:
         with self._lock:

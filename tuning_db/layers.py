@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -22,7 +22,7 @@ from tuning_db.engine import shared_location, user_location
 from tuning_db.errors import DatabaseError, TuningDatabaseWarning
 from tuning_db.lines import records
 from tuning_db.opening import open_database
-from tuning_db.records import Found, Peer, Run, Task, Toolchain, Trial
+from tuning_db.records import Found, Peer, Run, Task, Toolchain, Trial, always
 from tuning_db.shipped import Shipped
 
 REST_SECONDS = 60.0
@@ -37,7 +37,7 @@ class Layers:
     """Several databases read as one. Records go to the user's; while that cannot be they are kept in memory, and
     written when it can be.
 
-    Never raises for trouble with a database. Thread-safe.
+    Never raises for trouble with a database, but for `save`. Thread-safe.
     """
 
     def __init__(
@@ -58,11 +58,13 @@ class Layers:
         self._told = set(told)
         self._rests_until: dict[str, float] = {}
 
-    def winner(self, task: Task, current: Mapping[str, Toolchain]) -> Found | None:
-        """The best known: trusted winners of the user's, the shared and the shipped layer, then stale ones."""
+    def winner(
+        self, task: Task, current: Mapping[str, Toolchain], accepts: Callable[[Trial], bool] = always
+    ) -> Found | None:
+        """The best known that is accepted: trusted ones of the user's, the shared and the shipped layer, then stale."""
         stale: Found | None = None
         for name, sources in self._layers():
-            known = [self._tried(name, source, partial(source.winner, task, current)) for source in sources]
+            known = [self._tried(name, source, partial(source.winner, task, current, accepts)) for source in sources]
             best = min((found for found in known if found is not None), key=lambda found: found.rank, default=None)
             if best is None:
                 continue
@@ -71,6 +73,17 @@ class Layers:
                 return best
             stale = stale or best
         return stale
+
+    def is_searched(self, found: Found, strategies: Collection[str]) -> bool:
+        """Whether a winner answers for all of these strategies: it is shared or ships, or a run that tried them all, by
+        the code that made it, was finished. One that came here without its run counts as finished."""
+        if found.layer != "user":
+            return True
+        runs: list[Run] = []
+        for source in (self._memory, self.user):
+            if source is not None:
+                runs += self._tried("user", source, partial(source.runs_with, found.trial)) or ()
+        return not any(run.id == found.trial.run for run in runs) or any(_covers(run, strategies) for run in runs)
 
     def neighbours(self, task: Task) -> list[Trial]:
         """Winners of all tasks of the same kind on the same GPU; a task's is the upper layer's."""
@@ -109,14 +122,23 @@ class Layers:
         kept = [storable_peer(peer) for peer in peers]
         self._write(lambda database: database.record_peers(kept))
 
+    def save(self) -> None:
+        """Write what is still to be written. Raises DatabaseError, which tells how much it is, if that cannot be."""
+        with self._writing:
+            if self.user is None or self._memory is None:
+                return
+            kept = list(records(self._memory))
+            try:
+                self._flush(self.user)
+            except DatabaseError as error:
+                raise DatabaseError(f"{len(kept)} records of what was tuned are not saved ({error})") from error
+
     def close(self) -> None:
         """Write what is still to be written, and close every database."""
-        with self._writing:
-            if self.user is not None and not self.user.read_only:
-                try:
-                    self._flush(self.user)
-                except DatabaseError as error:
-                    self._tell("user", f"{error}; what was tuned since is lost")
+        try:
+            self.save()
+        except DatabaseError as error:
+            self._tell("user", f"{error}; they are lost")
         for database in (self.user, self.shared, self._memory):
             if database is not None:
                 database.close()
@@ -181,11 +203,17 @@ class Layers:
         warnings.warn(f"the {name} tuning database: {text}", TuningDatabaseWarning, stacklevel=4)
 
 
-def open_layers() -> Layers:
-    """The layers that the environment names: CONVGEN_TUNING_DB (a path or URL; else a file in the user's data folder)
-    over CONVGEN_SHARED_TUNING_DB over what ships. A layer that cannot be opened is told of and left out."""
+def _covers(run: Run, strategies: Collection[str]) -> bool:
+    tried = run.settings.get("strategies")
+    return run.outcome == "finished" and isinstance(tried, list) and all(name in tried for name in strategies)
+
+
+def open_layers(user: Database | None = None) -> Layers:
+    """The layers that the environment names: CONVGEN_TUNING_DB (a path or URL; else a file in the user's data folder),
+    unless the caller has opened one, over CONVGEN_SHARED_TUNING_DB over what ships. A layer that cannot be opened is
+    told of and left out."""
     told: list[str] = []
-    return Layers(_opened("user", told), _opened("shared", told), Shipped(), told=told)
+    return Layers(user or _opened("user", told), _opened("shared", told), Shipped(), told=told)
 
 
 def _opened(name: str, told: list[str]) -> Database | None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,10 +13,8 @@ from sqlalchemy import ColumnElement
 from tuning_db.checks import from_json
 from tuning_db.database import Database
 from tuning_db.errors import DatabaseError, TuningDatabaseWarning
-from tuning_db.opening import open_database
+from tuning_db.opening import SQLITE_MAGIC, open_database
 from tuning_db.records import Record, to_json
-
-_SQLITE_MAGIC = b"SQLite format 3\0"
 
 
 def records(
@@ -42,28 +38,15 @@ def records(
     yield from database.peers(where)
 
 
-def write_lines(found: Iterable[Record], path: Path) -> int:
-    """Write records, one a line; the file is there whole or not at all. Returns their number."""
-    lines = [json.dumps(to_json(r), sort_keys=True, separators=(",", ":"), allow_nan=False) for r in found]
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.writelines(f"{line}\n" for line in lines)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except OSError:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise DatabaseError(f"{path} cannot be written: {error.strerror}") from error
-    return len(lines)
+def lines_of(found: Iterable[Record]) -> list[str]:
+    """Records as text, one a line, which ends with it."""
+    return [json.dumps(to_json(r), sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n" for r in found]
 
 
 def read_lines(path: Path) -> Iterator[Record]:
     """The records of a file; a line that is none is passed over, with one warning. Raises DatabaseError if it cannot
-    be read at all."""
-    bad, example = 0, ""
+    be read at all, or every line is none."""
+    good, bad, example = 0, 0, ""
     try:
         # A byte that is no UTF-8 becomes half of a surrogate pair, which is in no record.
         with path.open(encoding="utf-8", errors="surrogateescape") as file:
@@ -71,27 +54,42 @@ def read_lines(path: Path) -> Iterator[Record]:
                 if not line.strip():
                     continue
                 try:
-                    yield from_json(json.loads(line))
-                except (DatabaseError, ValueError, RecursionError) as error:
+                    record = from_json(_read(line))
+                except DatabaseError as error:
                     bad, example = bad + 1, example or f"line {number}: {error}"
+                    continue
+                yield record
+                good += 1
     except OSError as error:
-        raise DatabaseError(f"{path} cannot be read: {error}") from error
+        raise DatabaseError(f"{path} cannot be read: {error.strerror}") from error
+    if bad and not good:
+        raise DatabaseError(
+            f"{path}: none of {bad} lines is a record ({example[:300]}): expected a database, or what "
+            "`convgen db export` writes"
+        )
     if bad:
         warnings.warn(
-            f"{path}: {bad} lines are no records and are passed over ({example[:200]})",
+            f"{path}: {bad} lines are no records and are passed over ({example[:300]})",
             TuningDatabaseWarning,
             stacklevel=2,
         )
 
 
+def _read(line: str) -> object:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DatabaseError(f"{line.strip()[:60]!a}: expected a JSON object") from error
+
+
 def merge(into: Database, source: str | Path) -> int:
-    """Bring in all that a JSON Lines file or another database holds, or nothing; returns the number of records.
+    """Bring in all that JSON Lines (a file or a pipe) or another database hold, or nothing; returns how many records.
 
     What both have is the same record (a run's id tells): of the two, the one that was recorded later stays. So merging
     twice, or an older copy, changes nothing. Raises DatabaseError.
     """
     text = str(source)
-    if "://" not in text and not Path(text).is_file():
+    if "://" not in text and not Path(text).exists():
         raise DatabaseError(f"{text}: no such file")
     if "://" in text or _is_sqlite(Path(text)):
         with open_database(text, read_only=True) as other:
@@ -103,6 +101,7 @@ def merge(into: Database, source: str | Path) -> int:
 
 
 def _is_sqlite(path: Path) -> bool:
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
+    if path.is_file():  # what is read of a pipe is gone
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
     return False

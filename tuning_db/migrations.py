@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 
 from tuning_db.errors import DatabaseError
-from tuning_db.schema import meta, views
+from tuning_db.schema import meta, metadata, views
 
 Migration = Callable[[Connection], None]
 
@@ -95,7 +95,18 @@ def version_of(connection: Connection) -> int:
     value = connection.execute(select(meta.c.value).where(meta.c.name == "schema_version")).scalar()
     if not isinstance(value, str) or not value.isdecimal():
         raise DatabaseError(f"schema_version {value!r}: expected a number")
+    lacking = [name for name in metadata.tables if name not in names]
+    if int(value) == newest() and lacking:
+        raise DatabaseError(mismatch(newest(), f"there is no table {lacking[0]}"))
     return int(value)
+
+
+def mismatch(version: int, reason: str) -> str:
+    """What is said of a database whose version marker somebody has edited."""
+    return (
+        f"its marker says schema version {version}, but its tables are not that version's ({reason}): put right "
+        f"schema_version in its table {meta.name}, or move it away and merge in a copy or an export"
+    )
 
 
 def migrate(connection: Connection) -> None:

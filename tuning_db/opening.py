@@ -14,6 +14,10 @@ from tuning_db.database import Database
 from tuning_db.engine import file_engine, location, memory_engine, read_only_engine, server_engine, user_location
 from tuning_db.errors import DatabaseError
 
+SQLITE_MAGIC = b"SQLite format 3\0"
+
+SQLITE_ERROR = 1
+
 QUICK_CHECK_BYTES = 64 << 20
 """A file up to this size is looked over whole when it is opened; damage to a larger one shows when it is read."""
 
@@ -21,9 +25,9 @@ QUICK_CHECK_BYTES = 64 << 20
 def open_database(place: str | Path | URL | None = None, *, read_only: bool = False) -> Database:
     """Open a database, the user's unless given; an SQLite file is created, and brought to this version's schema.
 
-    `place` is a path, any SQLAlchemy URL, or ":memory:". A file that is damaged is moved aside, with a warning, and a
-    fresh one begun; a file over 64 MiB is not looked over for damage. Raises DatabaseError if it cannot be opened, or
-    holds a newer schema or something else.
+    `place` is a path, any SQLAlchemy URL, or ":memory:". A file that is a damaged database is moved aside, with a
+    warning, and a fresh one begun; a file over 64 MiB is not looked over for damage. Raises DatabaseError if it cannot
+    be opened, or holds a newer schema or something else.
     """
     found = location(place) if place is not None else user_location()
     if found is None:
@@ -33,15 +37,24 @@ def open_database(place: str | Path | URL | None = None, *, read_only: bool = Fa
     if isinstance(found, URL):
         database = Database(server_engine(found), found.render_as_string(), read_only=read_only)
         return _current(database) if read_only else _migrated(database)
-    _refuse_lines(found)
+    _refuse_others(found)
     return _open_to_read(found) if read_only else _open_file(found)
 
 
-def _refuse_lines(path: Path) -> None:
-    """Text that was exported is no damaged database."""
+def _refuse_others(path: Path) -> None:
+    """What never was a database is no damaged one, to be moved aside, but somebody's file under a mistaken name."""
+    if path.exists() and not path.is_file():
+        raise DatabaseError(f"{path} is no file: expected that of a tuning database; name another (CONVGEN_TUNING_DB)")
     with contextlib.suppress(OSError), path.open("rb") as file:
-        if file.read(1) == b"{":
+        head = file.read(len(SQLITE_MAGIC))
+        if head.startswith(b"{"):
             raise DatabaseError(f"{path} holds text and no database: `convgen db import {path}` brings it into one")
+        # A crash may leave less than the first page, or nothing but zeros.
+        if not SQLITE_MAGIC.startswith(head) and (any(head) or any(map(any, iter(lambda: file.read(1 << 20), b"")))):
+            raise DatabaseError(
+                f"{path} is no database: it begins with {head!a}, not as SQLite's files; name another "
+                "(CONVGEN_TUNING_DB), or move it away"
+            )
 
 
 def _open_to_read(path: Path) -> Database:
@@ -84,6 +97,7 @@ def _open_file(path: Path) -> Database:
 def _look_over(database: Database, path: Path) -> None:
     if 0 < size_of(path) <= QUICK_CHECK_BYTES:
         with database.reading() as connection:
+            migrations.version_of(connection)  # somebody else's is not ours to look over
             verdict = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
         if verdict != "ok":
             raise DatabaseError(f"{path} is damaged: {verdict}", damaged=True)
@@ -99,12 +113,21 @@ def _migrated(database: Database) -> Database:
     try:
         with database.writing() as connection:
             migrations.migrate(connection)
-    except DatabaseError:
+    except DatabaseError as error:
         # Some servers let two begin at once: what one has made, the other cannot.
         if database.version != migrations.newest():
             database.close()
+            cause = getattr(error.__cause__, "orig", None)
+            if version and _is_about_tables(cause):
+                raise DatabaseError(f"{database.name}: {migrations.mismatch(version, str(cause))}") from error
             raise
     return database
+
+
+def _is_about_tables(cause: object) -> bool:
+    """Whether a statement failed for what there is or is not, rather than for a full disk or a lock."""
+    code = getattr(cause, "sqlite_errorcode", None)
+    return code == SQLITE_ERROR if code is not None else type(cause).__name__ == "ProgrammingError"
 
 
 def _back_up(database: Database, path: Path, version: int) -> None:

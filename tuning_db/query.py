@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, and_, func, select, true
 
 from tuning_db import schema
+from tuning_db.aside import size_of
 from tuning_db.checks import plain
 from tuning_db.database import Database
 from tuning_db.layers import Layers
@@ -132,7 +133,7 @@ class Stats:
     devices: tuple[str, ...]
     schema_version: int
     nbytes: int | None
-    """Of the file, if it is one."""
+    """Of the file, if it is one, with its log."""
 
 
 def stats(database: Database) -> Stats:
@@ -147,7 +148,8 @@ def stats(database: Database) -> Stats:
             plain(name): count for name, count in connection.execute(select(status, func.count()).group_by(status))
         }
         devices = {plain(name) for name in connection.execute(select(schema.task.c.device).distinct()).scalars()}
-    nbytes = database.path.stat().st_size if database.path is not None and database.path.is_file() else None
+    path = database.path
+    nbytes = None if path is None else size_of(path) + size_of(f"{path}-wal")
     return Stats(
         tasks, runs, trials, peers, dict(sorted(statuses.items())), tuple(sorted(devices)), database.version, nbytes
     )

@@ -9,6 +9,7 @@ A change of a table is a change here and a new migration (see `migrations`); vie
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -31,6 +32,7 @@ from sqlalchemy import (
     func,
     or_,
     select,
+    true,
 )
 
 from tuning_db.records import STAGES
@@ -158,8 +160,8 @@ def views(dialect: Dialect) -> dict[str, str]:
     }
 
 
-def best(tasks: ColumnElement[bool] | None = None) -> Select[Any]:
-    """The ids of the winners of the tasks that meet a condition.
+def best(tasks: ColumnElement[bool] | None = None, without: Sequence[int] = ()) -> Select[Any]:
+    """The ids of the winners of the tasks that meet a condition. `without` has the ids of trials that cannot win.
 
     First are trials of the toolchain that their strategy was last tried with, then older ones; of each, best known
     before less well known (final, confirm, screen), then by time. No order depends on ids alone, which a copy has its
@@ -167,7 +169,7 @@ def best(tasks: ColumnElement[bool] | None = None) -> Select[Any]:
     """
     t, own = trial.c, trial.alias("own").c
     keys = [t[name] for name in _PICKED]
-    sound = and_(t.stage.between(0, len(STAGES) - 1), t.seconds > 0, t.seconds < _LONGEST)
+    sound = and_(t.stage.between(0, len(STAGES) - 1), t.seconds > 0, t.seconds < _LONGEST, _is_none_of(t.id, without))
     # Of groups of trials, which are few, and which `trial_pick` has in this order.
     grouped = select(*keys, func.min(t.seconds).label("seconds"), func.max(t.created).label("created"))
     grouped = grouped.where(or_(t.status != "ok", sound)).group_by(*keys)
@@ -180,9 +182,13 @@ def best(tasks: ColumnElement[bool] | None = None) -> Select[Any]:
     order = (a.outdated, a.stage.desc(), a.seconds, a.strategy, a.codegen, a.compiler, a.protocol)
     place = func.row_number().over(partition_by=a.task_id, order_by=order).label("place")
     r = select(*a, place).where(a.status == "ok").subquery("ranked").c
-    same = and_(*(own[key.name] == r[key.name] for key in keys), own.seconds == r.seconds)
+    same = and_(*(own[key.name] == r[key.name] for key in keys), own.seconds == r.seconds, _is_none_of(own.id, without))
     fastest = select(own.id).where(same).order_by(own.run, own.config_key).limit(1).scalar_subquery()
     return select(fastest.label("id")).where(r.place == 1)
+
+
+def _is_none_of(column: ColumnElement[int], ids: Sequence[int]) -> ColumnElement[bool]:
+    return column.not_in(ids) if ids else true()
 
 
 def _latest(groups: Any, column: ColumnElement[Any]) -> ColumnElement[Any]:

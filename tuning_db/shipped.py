@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tuning_db.database import Database
 from tuning_db.lines import merge, read_lines
 from tuning_db.opening import open_database
-from tuning_db.records import Found, Record, Task, Toolchain, Trial
+from tuning_db.records import Found, Record, Task, Toolchain, Trial, always
 
 WINNERS = Path(__file__).parent / "winners"
 
@@ -25,14 +25,16 @@ class Shipped:
         self._lock = threading.Lock()
         self._trials: dict[Identity, list[Trial]] | None = None
 
-    def winner(self, task: Task, current: Mapping[str, Toolchain]) -> Found | None:
+    def winner(
+        self, task: Task, current: Mapping[str, Toolchain], accepts: Callable[[Trial], bool] = always
+    ) -> Found | None:
         """As `Database.winner`."""
         found = [
             Found(trial, "trusted" if trial.toolchain == current[trial.strategy] else "stale")
             for trial in self._right().get(task.identity, ())
             if trial.strategy in current
         ]
-        return min(found, key=lambda one: one.rank, default=None)
+        return next((one for one in sorted(found, key=lambda one: one.rank) if accepts(one.trial)), None)
 
     def neighbours(self, task: Task) -> list[Trial]:
         """As `Database.neighbours`."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, bindparam, func, select
 
-from tuning_db.records import Task
+from tuning_db.records import Task, Trial
 from tuning_db.schema import best, peer, run, task, trial
 
 _TASK = tuple(column for column in task.c if column.name != "id")
@@ -37,15 +38,23 @@ def every_trial(where: ColumnElement[bool] | None = None) -> Select[Any]:
     return query if where is None else query.where(where)
 
 
-def winners(where: ColumnElement[bool] | None = None) -> Select[Any]:
-    """Every task's winner that meets a condition."""
-    found = best(None if where is None else tasks_of(where)).subquery()
+def winners(where: ColumnElement[bool] | None = None, without: Sequence[int] = ()) -> Select[Any]:
+    """Every task's winner that meets a condition, none of these ids."""
+    found = best(None if where is None else tasks_of(where), without).subquery()
     return every_trial(where).join(found, found.c.id == trial.c.id)
 
 
 def every_run(where: ColumnElement[bool] | None = None) -> Select[Any]:
     query = select(*run.c, *_TASK).select_from(task.join(run, run.c.task_id == task.c.id))
     return query if where is None else query.where(tasks_of(where))
+
+
+def runs_with(like: Trial) -> Select[Any]:
+    """The runs of a trial's task in which its strategy was tried by the same toolchain."""
+    toolchain = {name: getattr(like.toolchain, name) for name in like.toolchain.__slots__}
+    same = (trial.c[name] == value for name, value in {"strategy": like.strategy, **toolchain}.items())
+    tried = select(trial.c.run).where(trial.c.task_id == run.c.task_id, *same)
+    return every_run().where(of_task(like.task), run.c.id.in_(tried))
 
 
 def every_peer(where: ColumnElement[bool] | None = None) -> Select[Any]:

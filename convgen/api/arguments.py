@@ -128,6 +128,13 @@ def check_extras(wanted: Request, extras: Mapping[str, Described]) -> None:
             raise UsageError(f"{name} is {array.dtype}, expected {wanted_dtype}")
 
 
+def check_dtype(name: str, array: Described) -> None:
+    """Raise UsageError for what no convolution takes."""
+    if array.dtype not in DTYPES:
+        hint = "; the bits of bf16 are to be viewed as bfloat16" if array.dtype == "uint16" else ""
+        raise UsageError(f"{name} is {array.dtype}, expected {', '.join(DTYPES)}{hint}")
+
+
 def _is_batched(op: str, nd: int, input: Described, weight: Described) -> bool:
     if len(weight.shape) != nd + 2:
         raise UsageError(f"weight has shape {weight.shape}: {op} takes {nd + 2} dimensions")
@@ -137,9 +144,7 @@ def _is_batched(op: str, nd: int, input: Described, weight: Described) -> bool:
 
 
 def _dtype(input: Described, weight: Described) -> str:
-    if input.dtype not in DTYPES:
-        hint = "; the bits of bf16 are to be viewed as bfloat16" if input.dtype == "uint16" else ""
-        raise UsageError(f"input is {input.dtype}, expected {', '.join(DTYPES)}{hint}")
+    check_dtype("input", input)
     if weight.dtype != input.dtype:
         raise UsageError(f"weight is {weight.dtype}, expected {input.dtype} as input is")
     return DTYPES[input.dtype]

@@ -60,7 +60,7 @@ class Chooser:
                 continue
             try:
                 plan = lower(problem, decision.strategy, decision.config, target)
-                needed = plan.workspace_bytes(problem.typical_batch)
+                needed = plan.workspace_bytes(problem.sizes)
                 if workspace_limit is not None and needed > workspace_limit:
                     least = needed if least is None else min(least, needed)
                     continue
@@ -80,7 +80,7 @@ class Chooser:
         """Never propose it again in this process, and say so."""
         self._rejected.add((problem, target, decision.strategy.name, str(decision.config)))
         self.forget(problem)
-        self._tell(
+        self.tell(
             f"{decision.strategy.name} with {decision.config}, {decision.origin} for {problem}, cannot be used "
             f"({error}), so the next best is taken"
         )
@@ -98,7 +98,7 @@ class Chooser:
         except NotApplicableError:
             raise
         except Exception as error:
-            self._tell(f"{problem} could not be tuned ({error}); the best known is used")
+            self.tell(f"{problem} could not be tuned ({error}); the best known is used")
         self.forget(problem)
         return True
 
@@ -110,6 +110,12 @@ class Chooser:
     def decisions(self) -> str:
         """The text of the latest decision for every problem and device."""
         return write_decisions(list(self._latest.items()))
+
+    def tell(self, text: str) -> None:
+        """Warn, once for a text."""
+        if text not in self._told:
+            self._told.add(text)
+            warn(text)
 
     def _proposals(
         self, key: tuple[Hashable, ...], problem: Conv, target: Target, setting: Setting
@@ -135,7 +141,7 @@ class Chooser:
         except NotApplicableError:
             raise
         except Exception as error:
-            self._tell(f"what is tuned cannot be asked for ({error}); the cost model decides")
+            self.tell(f"what is tuned cannot be asked for ({error}); the cost model decides")
         yield from predicted(problem, target)
 
     def _stated(self, problem: Conv, target: Target, setting: Setting) -> Chosen | None:
@@ -145,13 +151,8 @@ class Chooser:
         try:
             return stated.decision(problem, target)
         except Exception as error:
-            self._tell(f"the decision for {problem} cannot be used ({error}); the cost model decides")
+            self.tell(f"the decision for {problem} cannot be used ({error}); the cost model decides")
             return None
-
-    def _tell(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            warn(text)
 
 
 def _source(setting: Setting) -> Hashable:

@@ -18,7 +18,7 @@ VERSION = 1
 
 
 class Decision(Protocol):
-    """A strategy with a config, and where they come from: "tuned", "stale", "neighbour", "predicted", "frozen"."""
+    """A strategy with a config, and where they come from: "frozen", or as in `tuner.decide.Decision`."""
 
     @property
     def strategy(self) -> Strategy: ...

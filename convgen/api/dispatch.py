@@ -18,7 +18,7 @@ from convgen.api.arguments import Options, Request, check_extras, described_shap
 from convgen.api.choice import Chooser
 from convgen.api.decision import Decider, Decision
 from convgen.api.entries import NAMES, OUT, WEIGHT, Empty, Entry, OnGpu, Operands, bind, refuse_grad, requires_grad
-from convgen.api.operands import Operand, check_same_place, operand
+from convgen.api.operands import Operand, check_same_place, check_writable, operand
 from convgen.api.prepared import PreparedWeight
 from convgen.api.settings import Setting
 from convgen.compiler import compile_cuda
@@ -175,6 +175,8 @@ class Dispatcher:
             op, found["input"].described, found["weight"].described, extras.keys() - {"out"}, Options(*options)
         )
         check_extras(wanted, extras)
+        if "out" in found:
+            check_writable(found["out"])
         free = tuple(
             None if name not in found or (prepared is not None and name == "weight") else found[name].array
             for name in NAMES
@@ -250,6 +252,10 @@ class Dispatcher:
                 return self.call(call.op, operands, call.options)
 
             return _Bound(host.ThroughGpu(call.wanted, through, call.prepared))
+        if call.setting.mode == "on_miss":
+            self._chooser.tell(
+                "tuning('on_miss') measures nothing without a GPU: what is known is used, as by 'cached'"
+            )
         target = Target.preset(DEFAULT_TARGET)
 
         def make(plan: Plan) -> SimProgram:

@@ -108,8 +108,8 @@ def bind(
 ) -> BoundCall | None:
     """The short way through the program for arrays like these, in the order of NAMES. None if there is none: a step
     needs a texture, an array must be copied first, or several libraries are involved."""
-    n = wanted.problem.typical_batch
-    sized = program.sized(n)
+    sizes = wanted.problem.sizes
+    sized = program.sized(sizes)
     tensors = {OPERANDS[t.name]: t for t in sized.inputs} | {"out": sized.outputs[0]}
     library, device = operands[0].library, operands[0].device
     if library is None or program.textures:
@@ -119,7 +119,7 @@ def bind(
         if other.library is not library or not _is_dense(tensors[other.name], whole):
             return None
     return BoundCall(
-        program, library, device, n, library.maker(wanted.shape, wanted.strides, operands[0].array), prepared
+        program, library, device, sizes, library.maker(wanted.shape, wanted.strides, operands[0].array), prepared
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from convgen.api.arguments import check_dtype
 from convgen.api.dispatch import Dispatcher
 from convgen.api.operands import operand
 from convgen.api.prepared import PreparedWeight
@@ -235,16 +236,20 @@ def prepare(
 
     The weight must not be written afterwards. Its `requires_grad` does not matter. Raises as the convolutions do.
     """
-    prepared = PreparedWeight(operand("weight", weight).array)
+    if isinstance(weight, PreparedWeight):
+        raise UsageError(f"weight is {weight!r}, prepared already: pass it to the convolutions as it is")
+    given = operand("weight", weight)
+    check_dtype("weight", given.described)
+    prepared = PreparedWeight(given.array)
     if not 3 <= len(prepared.shape) <= 5:
         raise UsageError(f"weight has shape {prepared.shape}: expected 3, 4 or 5 dimensions")
     if input is not None:
-        given = {"bias": bias, "scale": scale, "shift": shift, "residual": residual}
+        extras = {"bias": bias, "scale": scale, "shift": shift, "residual": residual}
         DISPATCHER.prepare(
             f"conv{'_transpose' if transposed else ''}{len(prepared.shape) - 2}d",
             prepared,
             input,
-            [name for name, value in given.items() if value is not None and value is not False],
+            [name for name, value in extras.items() if value is not None and value is not False],
             (stride, padding, output_padding, dilation, groups, layout, activation, accuracy, workspace_limit),
         )
     return prepared

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from convgen.api.arguments import Described
+from convgen.api.prepared import PreparedWeight
 from convgen.errors import UsageError
 from convgen.runtime.arrays import Library, native
 
@@ -36,7 +37,16 @@ def operand(name: str, array: Any) -> Operand:
         if not array.dtype.isnative:
             raise UsageError(f"{name} is {array.dtype} in another byte order than this machine's: {name}.astype")
         return Operand(name, array, None, _described(array.shape, array.strides, array.dtype), -1)
-    library, found = native(name, array)
+    if isinstance(array, PreparedWeight):
+        raise UsageError(f"{name} is {array!r}, which stands for the weight of a convolution alone: pass it as weight")
+    try:
+        library, found = native(name, array)
+    except UsageError:
+        raise UsageError(
+            f"{name} is a {type(array).__module__}.{type(array).__qualname__}, expected a NumPy or CuPy array, a CUDA "
+            "tensor, or anything in GPU memory with __cuda_array_interface__ or DLPack; numpy.asarray "
+            "makes one of a list or a number"
+        ) from None
     try:
         view = library.view(found)
     # PyTorch raises a RuntimeError for a tensor that has no strides.
@@ -60,10 +70,16 @@ def check_same_place(operands: Sequence[Operand]) -> None:
             )
 
 
+def check_writable(out: Operand) -> None:
+    """Raise UsageError for a NumPy array that is read-only."""
+    if out.library is None and not out.array.flags.writeable:
+        raise UsageError(f"{out.name} is a read-only NumPy array, expected one that can be written: {out.name}.copy()")
+
+
 def _described(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> Described:
     # A stride that is no whole number of elements is no layout's: 0 stands for it.
     elements = tuple(0 if stride % dtype.itemsize else stride // dtype.itemsize for stride in strides)
     return Described(tuple(shape), elements, str(dtype))
 
 
-_HOST_SIGNATURE = attrgetter("shape", "strides", "dtype")
+_HOST_SIGNATURE = attrgetter("shape", "strides", "dtype", "flags.writeable")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import numbers
 import threading
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -63,7 +64,20 @@ def tuning(
 
     Raises UsageError.
     """
+    # Before `setting`, whose cache takes only what can be hashed.
+    if not isinstance(mode, str):
+        raise UsageError(f"tuning mode {mode!r}: expected one of {', '.join(MODES)}")
+    if decisions is not None and not isinstance(decisions, str):
+        raise UsageError(f"decisions is a {type(decisions).__name__}, expected the text that convgen.decisions() gave")
+    if time_limit is not None and not _is_number(time_limit, numbers.Real):
+        raise UsageError(f"time_limit={time_limit!r}: expected seconds above 0, or None for no limit")
+    if trials is not None and not _is_number(trials, numbers.Integral):
+        raise UsageError(f"trials={trials!r}: expected an integer of at least 1, or None for no limit")
     return Tuning(setting(mode, time_limit, trials, decisions))
+
+
+def _is_number(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 class Tuning:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,8 +26,8 @@ GLIMPSE = 16
 class Answering(Contestant, Protocol):
     """A contestant whose answer can be judged."""
 
-    def answer(self, spec: TensorSpec) -> Any:
-        """The output for the first set of buffers, in logical order."""
+    def answers(self, specs: Sequence[TensorSpec]) -> Mapping[str, Any]:
+        """The outputs for the first set of buffers, in logical order."""
 
 
 class Card:
@@ -42,8 +42,7 @@ class Card:
         self.stream = stream
         self.buffers = BufferSets(self.problem, judge.arrays, l2_bytes, cupy)
         self.sets = len(self.buffers)
-        [output] = self.problem.outputs
-        self._old = {"old": judge.arrays[output.name]} if self.problem.accumulate else {}
+        self._old = {"old": judge.arrays[self.problem.outputs[0].name]} if self.problem.accumulate else {}
         cupy.cuda.Device().synchronize()
 
     def is_cold(self, l2_bytes: int) -> bool:
@@ -75,12 +74,11 @@ class Card:
         """See `contest.Arena`."""
         return measure.interleave(self.stream, replays, rounds)
 
-    def poisoned(self) -> Any:
-        """The first set's output as it is before anything ran."""
+    def poisoned(self) -> Mapping[str, Any]:
+        """The first set's outputs as they are before anything ran."""
         self.buffers.refill(0)
         self._cupy.cuda.Device().synchronize()
-        [output] = self.buffers.outputs[0].values()
-        return output
+        return self.buffers.outputs[0]
 
     def _elapsed(self, launch: Any) -> float:
         begin, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
@@ -113,12 +111,12 @@ class Kernel:
         with self._workspace.one_call():
             self._program.run(inputs, buffers.outputs[index], stream=stream, prepared=prepared)
 
-    def answer(self, spec: TensorSpec) -> Any:
-        """The output for the first set of buffers, in logical order."""
-        output = self._card.poisoned()
+    def answers(self, specs: Sequence[TensorSpec]) -> Mapping[str, Any]:
+        """The outputs for the first set of buffers, in logical order."""
+        outputs = self._card.poisoned()
         self.run(0)
         self._card.stream.synchronize()
-        return output
+        return outputs
 
     def capture(self, repetitions: int) -> Replay:
         """See `measure.capture`."""

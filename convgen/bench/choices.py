@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from convgen.errors import NotApplicableError
-from convgen.problem import Conv
+from convgen.lowering import why_not
+from convgen.problem import Problem
 from convgen.strategies import Strategy
 from convgen.target import Target
-from convgen.tuner.decide import Decision, decide, restored
-from convgen.tuner.keys import task_of, toolchains
+from convgen.tuner.decide import Decision, decide, stored
 from tuning_db import Layers
 
-Decide = Callable[[Conv, Target, Any], Decision]
+Decide = Callable[[Problem, Target, Any], Decision]
 """As `tuner.decide.decide`: the best known kernel by what is known to some layers, None for no database."""
 
 
@@ -22,14 +22,13 @@ def decider(strategy: Strategy | None = None) -> Decide:
     return decide if strategy is None else lambda problem, target, layers: best_of(strategy, problem, target, layers)
 
 
-def best_of(strategy: Strategy, problem: Conv, target: Target, layers: Layers | None) -> Decision:
+def best_of(strategy: Strategy, problem: Problem, target: Target, layers: Layers | None) -> Decision:
     """The strategy's tuned config for this very problem, else its default. Raises NotApplicableError."""
-    reason = strategy.why_not(problem, target)
+    reason = why_not(problem, strategy, target)
     if reason is not None:
         raise NotApplicableError(f"{strategy.name} does not apply: {reason}")
     if layers is not None:
-        found = layers.winner(task_of(problem, target), toolchains([strategy]))
-        choice = None if found is None else restored(found.trial, problem, (strategy,), target)
-        if found is not None and choice is not None:
-            return Decision(*choice, "tuned" if found.tier == "trusted" else "stale", found.trial)
+        tuned = stored(problem, target, layers, (strategy,))
+        if tuned is not None:
+            return tuned
     return Decision(strategy, strategy.default(problem, target), "predicted")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -90,11 +90,12 @@ class SweepContestant:
         self._built.execute(index, self._plan)
         return self._outputs[index]
 
-    def answer(self, spec: TensorSpec) -> Any:
-        """The output for the first set of buffers, as a CuPy array in logical order."""
+    def answers(self, specs: Sequence[TensorSpec]) -> Mapping[str, Any]:
+        """The one output for the first set of buffers, as a CuPy array in logical order."""
+        [spec] = specs
         result = self.run(0)
         self._peers.stream.synchronize()
-        return self._peers.array(result, spec)
+        return {spec.name: self._peers.array(result, spec)}
 
     def capture(self, repetitions: int) -> Replay:
         """The plan allocates nothing, so it is captured exactly as ours."""

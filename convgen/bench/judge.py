@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from convgen.problem import Conv, DType
-from convgen.reference import (
-    ErrorModel,
-    bound,
-    compare,
-    encode,
-    make_inputs,
-    reference,
-    reference_sampled,
-    sample_indices,
-    strict_model,
-)
-from convgen.runtime.physical import with_strides
+from convgen.plan import Numerics
+from convgen.problem import Attention, DType, Problem
+from convgen.reference import definition_of, sample_indices
+from convgen.verify.oracle import Oracle
 
 WHOLE_MACS = 10**10
 WHOLE_ELEMENTS = 1 << 22
@@ -28,6 +17,9 @@ WHOLE_ELEMENTS = 1 << 22
 here was, if it is ours, verified whole when it was tuned."""
 
 COMPARED_ELEMENTS = 16384
+
+TENSOR_CORE_EPS = 2.0**-22
+"""Of an addition in a tensor core, which truncates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,51 +36,39 @@ class Verdict:
         return {"max_error": self.max_error, "of_bound": finite}
 
 
-def admitted(problem: Conv) -> ErrorModel:
-    """The arithmetic that the problem's dtype admits: `strict_model`, but tf32 may round its operands.
+def admitted(problem: Problem) -> Numerics:
+    """The arithmetic that the problem's dtype admits: the direct kernel's, but tf32 may round its operands, and a fused
+    attention its weights to the operands' type.
 
-    Ours is held to the strict model. A peer that was asked for tf32 is not called wrong for taking it.
+    Ours is held to what its plan states. A peer that was asked for tf32 is not called wrong for taking it.
     """
-    model = strict_model(problem)
-    return dataclasses.replace(model, eps_in=DType.TF32.eps) if problem.dtype is DType.TF32 else model
+    if isinstance(problem, Attention):
+        return Numerics(eps_in=problem.dtype.eps, eps_acc=TENSOR_CORE_EPS)
+    return Numerics(eps_in=DType.TF32.eps) if problem.dtype is DType.TF32 else Numerics()
 
 
 class Judge:
-    """Inputs of a problem (its batch fixed) and the right answer to them, on NumPy's or CuPy's arrays (`xp`)."""
+    """Inputs of a problem (its sizes fixed) and the right answer to them, on NumPy's or CuPy's arrays (`xp`)."""
 
-    def __init__(self, problem: Conv, xp: Any, seed: int = 0) -> None:
+    def __init__(self, problem: Problem, xp: Any, seed: int = 0) -> None:
         self.problem = problem
-        self._xp = xp
-        self._values: Mapping[str, Any] = make_inputs(problem, seed, "normal", xp)
-        self._bounds: dict[ErrorModel, Any] = {}
-        size = problem.outputs[0].size
+        self._oracle = Oracle(problem, definition_of(problem).make_inputs(problem, seed, "normal", xp), "normal", xp)
+        size = sum(spec.size for spec in problem.outputs)
         whole = problem.macs <= WHOLE_MACS and size <= WHOLE_ELEMENTS
-        self._indices = None if whole else sample_indices(problem, COMPARED_ELEMENTS, seed)
+        self._indices = (
+            None if whole else {spec.name: sample_indices(spec, COMPARED_ELEMENTS, seed) for spec in problem.outputs}
+        )
 
-    @functools.cached_property
+    @property
     def arrays(self) -> Mapping[str, Any]:
         """Every input, and of an output that is added to what it holds before, as it lies in memory."""
-        specs = [self.problem.tensor(name) for name in self._values]
-        return {
-            spec.name: with_strides(spec, encode(self._values[spec.name], spec.dtype, self._xp), self._xp)
-            for spec in specs
-        }
+        return self._oracle.arrays
 
-    def verdict(self, got: Any, model: ErrorModel) -> Verdict:
-        """On an output in logical order, of any strides (bf16 as its bits)."""
-        indices = self._indices
-        chosen = got if indices is None else got.ravel()[self._xp.asarray(indices)]
-        comparison = compare(self.problem, chosen, self._expected, self._bound(model), self._xp, indices)
+    def verdict(self, got: Mapping[str, Any], numerics: Numerics) -> Verdict:
+        """On every output in logical order, of any strides (bf16 as its bits)."""
+        if self._indices is None:
+            comparison = self._oracle.judge(got, numerics)
+        else:
+            comparison = self._oracle.judge_sampled(got, numerics, self._indices)
         reason = "" if comparison.ok else comparison.report().replace("\n", ";")
         return Verdict(comparison.ok, comparison.max_error, comparison.max_ratio, reason)
-
-    @functools.cached_property
-    def _expected(self) -> Any:
-        if self._indices is None:
-            return reference(self.problem, self._values, self._xp)
-        return reference_sampled(self.problem, self._values, self._indices, self._xp)
-
-    def _bound(self, model: ErrorModel) -> Any:
-        if model not in self._bounds:
-            self._bounds[model] = bound(self.problem, self._values, self._expected, model, self._xp, self._indices)
-        return self._bounds[model]

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
+from convgen.bench import torch_attention
 from convgen.bench.torch_calls import DTYPES, call_of, unsqueezed, why_not
 from convgen.measure import Replay
-from convgen.problem import Conv, DType, Layout, TensorSpec
+from convgen.problem import Attention, Conv, DType, Layout, Problem, TensorSpec
 
 GROUPS = ("cudnn", "torch")
-"""What `--against` chooses from: cuDNN's best engine by benchmark, and PyTorch as it comes (cudnn.benchmark off)."""
+"""What `--against` chooses from: cuDNN's best engine by benchmark, and PyTorch as it comes (cudnn.benchmark off). Of
+attention: every fused backend of PyTorch's, and the one that it takes by itself."""
 
 DEVICE = "cuda"
 
@@ -59,9 +63,15 @@ class TorchPeers:
         """What the times depend on besides the versions."""
         return {"benchmark_limit": self.torch.backends.cudnn.benchmark_limit}
 
-    def contestants(self, problem: Conv, sets: Sequence[Arrays]) -> Iterator[TorchContestant | Refused]:
+    def contestants(self, problem: Problem, sets: Sequence[Arrays]) -> Iterator[TorchContestant | Refused]:
         """Each peer on each memory format. `sets` are our buffers: inputs, and for `accumulate` the output's old value
         as `old`. Raises what PyTorch raises for want of memory."""
+        if isinstance(problem, Conv):
+            yield from self._convolutions(problem, sets)
+        elif isinstance(problem, Attention):
+            yield from self._attentions(problem, sets)
+
+    def _convolutions(self, problem: Conv, sets: Sequence[Arrays]) -> Iterator[TorchContestant | Refused]:
         reason = why_not(problem)
         for group in self.against:
             for suffix, form in forms(problem):
@@ -69,7 +79,28 @@ class TorchPeers:
                 if reason is not None:
                     yield Refused(name, reason)
                     continue
-                yield TorchContestant(name, self, form, self.tensors(problem, form, sets), group == "cudnn")
+                active = functools.partial(self.active, group == "cudnn", form.dtype is DType.TF32)
+                tensors = self.tensors(problem, form, sets)
+                yield TorchContestant(name, self, tensors, call_of(form, self.torch, self.like), active)
+
+    def _attentions(self, problem: Attention, sets: Sequence[Arrays]) -> Iterator[TorchContestant | Refused]:
+        reason = torch_attention.why_not(problem)
+        tensors = [{spec.name: self._alias(arrays[spec.name], spec) for spec in problem.inputs} for arrays in sets]
+        call = torch_attention.call_of(problem, self.torch)
+        wanted = [f"sdpa_{name}" for name in torch_attention.BACKENDS] if "cudnn" in self.against else []
+        for name in [*wanted, *(["sdpa"] if "torch" in self.against else [])]:
+            if reason is not None:
+                yield Refused(name, reason)
+            else:
+                yield TorchContestant(name, self, tensors, call, functools.partial(self._attending, name))
+
+    @contextlib.contextmanager
+    def _attending(self, name: str) -> Iterator[None]:
+        backend = torch_attention.BACKENDS.get(name.removeprefix("sdpa_"))
+        attention = self.torch.nn.attention
+        chosen = attention.sdpa_kernel(getattr(attention.SDPBackend, backend)) if backend else contextlib.nullcontext()
+        with self.active(False, False), chosen:
+            yield
 
     def tensors(self, problem: Conv, form: Conv, sets: Sequence[Arrays]) -> list[dict[str, Any]]:
         """Our buffers as the tensors of another form of the problem: the same memory if the layout is the same."""
@@ -143,25 +174,31 @@ class TorchContestant:
     """One call of PyTorch on one memory format. See `contest.Contestant`."""
 
     def __init__(
-        self, name: str, peers: TorchPeers, form: Conv, tensors: Sequence[Mapping[str, Any]], benchmark: bool
+        self,
+        name: str,
+        peers: TorchPeers,
+        tensors: Sequence[Mapping[str, Any]],
+        call: Callable[[Mapping[str, Any]], Any],
+        active: Callable[[], AbstractContextManager[None]],
     ) -> None:
+        """`call` computes the output of `tensors[index]` where `active()` holds."""
         self.name = name
         self._peers = peers
-        self._form = form
         self._tensors = tensors
-        self._settings = (benchmark, form.dtype is DType.TF32)
-        self._call = call_of(form, peers.torch, peers.like)
+        self._call = call
+        self._active = active
 
     def run(self, index: int) -> Any:
         """One call, eagerly; the first of a shape is when cudnn.benchmark searches."""
-        with self._peers.active(*self._settings):
+        with self._active():
             return self._call(self._tensors[index])
 
-    def answer(self, spec: TensorSpec) -> Any:
-        """The output for the first set of buffers, as a CuPy array in logical order."""
+    def answers(self, specs: Sequence[TensorSpec]) -> Mapping[str, Any]:
+        """The one output for the first set of buffers, as a CuPy array in logical order."""
+        [spec] = specs
         result = self.run(0)
         self._peers.stream.synchronize()
-        return self._peers.array(result, spec)
+        return {spec.name: self._peers.array(result, spec)}
 
     def capture(self, repetitions: int) -> Replay:
         """As `measure.capture`, but by PyTorch, whose allocator must know.
@@ -170,7 +207,7 @@ class TorchContestant:
         """
         torch, stream = self._peers.torch, self._peers.stream
         graph = torch.cuda.CUDAGraph()
-        with self._peers.active(*self._settings), _no_collection():
+        with self._active(), _no_collection():
             self._call(self._tensors[0])
             stream.synchronize()
             graph.capture_begin(capture_error_mode="thread_local")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from convgen.bench.report import families
 from convgen.bench.results import Entry, Results
 from convgen.errors import UsageError
+from convgen.files import write_whole
 
 OURS_COLOUR, PEER_COLOUR, ROOF_COLOUR = "#0072b2", "#d55e00", "#555555"
 DTYPE_MARKERS = {"fp32": "o", "tf32": "s", "fp16": "^", "bf16": "v"}
@@ -44,12 +46,10 @@ def draw(results: Results, path: Path) -> None:
     parts = (meta.get("gpu"), f"cuDNN {meta['cudnn']}" if meta.get("cudnn") else None, meta.get("date"))
     figure.suptitle("convgen bench: " + ", ".join(str(part) for part in parts if part))
     figure.tight_layout()
-    try:
-        figure.savefig(path, dpi=120, format="png")
-    except OSError as error:
-        raise UsageError(f"--plot {path}: cannot be written ({error.strerror})") from error
-    finally:
-        pyplot.close(figure)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=120, format="png")
+    pyplot.close(figure)
+    write_whole(path, drawn.getvalue())
 
 
 def _roofline(axes: Any, dtype: str, entries: Sequence[Entry], meta: Mapping[str, Any]) -> None:

@@ -8,16 +8,14 @@ it has.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from convgen.errors import UsageError
+from convgen.files import write_whole
 
 IDENTITY = ("gpu", "driver", "cuda", "cudnn", "torch", "convgen", "protocol")
 """What must be equal for two files to be one measurement."""
@@ -137,27 +135,8 @@ def load(path: Path) -> Results:
 def save(path: Path, results: Results) -> None:
     """One line an entry, so that a difference between two runs can be read. All or nothing. Raises UsageError."""
     lines = ",\n".join(json.dumps(asdict(entry), allow_nan=False) for entry in results.entries)
-    write_whole(path, f'{{"meta": {json.dumps(dict(results.meta), allow_nan=False)},\n"entries": [\n{lines}\n]}}\n')
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file beside its place and move it there. Raises UsageError if it cannot be."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with open(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written ({error.strerror}): choose another -o") from error
+    meta = json.dumps(dict(results.meta), allow_nan=False)
+    write_whole(path, f'{{"meta": {meta},\n"entries": [\n{lines}\n]}}\n'.encode())
 
 
 def same_measurement(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:

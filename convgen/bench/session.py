@@ -14,7 +14,7 @@ from convgen.bench.results import Entry
 from convgen.bench.settling import DEFAULT, FROZEN, OURS, Lineup, described, quartiles, settled
 from convgen.errors import ConvgenError, DeviceError, NotApplicableError
 from convgen.measure import PROTOCOL
-from convgen.problem import Conv, SuiteEntry
+from convgen.problem import Problem, SuiteEntry
 from convgen.target import Target
 from convgen.tuner.decide import Decision
 from convgen.tuner.keys import task_of
@@ -30,10 +30,10 @@ class Venue(Protocol):
     peer_version: str
     driver: str
 
-    def prebuild(self, wanted: Sequence[tuple[Conv, Decision]]) -> None:
+    def prebuild(self, wanted: Sequence[tuple[Problem, Decision]]) -> None:
         """Compile ahead, on all cores."""
 
-    def open(self, problem: Conv, ours: Mapping[str, Decision]) -> AbstractContextManager[tuple[Arena, Lineup]]:
+    def open(self, problem: Problem, ours: Mapping[str, Decision]) -> AbstractContextManager[tuple[Arena, Lineup]]:
         """The arena of a problem and who can take part; ours by name, FROZEN with its weights declared constant."""
 
     def clocks(self) -> Mapping[str, float] | None:
@@ -70,18 +70,16 @@ class Bench:
                         "command in a new process goes on behind it"
                     )
 
-    def _chosen(self, entry: SuiteEntry) -> tuple[Conv, Decision, Decision] | str:
+    def _chosen(self, entry: SuiteEntry) -> tuple[Problem, Decision, Decision] | str:
         """The problem, the best known kernel and the default for it; or why there are none."""
         problem = entry.problem
-        if not isinstance(problem, Conv):
-            return "no strategy computes it yet"
         try:
             best = self._decide(problem, self.target, self._layers)
             return problem, best, self._decide(problem, self.target, None)
         except NotApplicableError as error:
             return sentence(error)
 
-    def _one(self, entry: SuiteEntry, found: tuple[Conv, Decision, Decision] | str) -> Entry:
+    def _one(self, entry: SuiteEntry, found: tuple[Problem, Decision, Decision] | str) -> Entry:
         blank = described(entry, self.target)
         if isinstance(found, str):
             return dataclasses.replace(blank, reason=found)
@@ -108,7 +106,7 @@ class Bench:
         clocks = {"before": before, "after": self._venue.clocks()}
         return dataclasses.replace(made, clocks=clocks)
 
-    def _record(self, problem: Conv, family: str, entry: Entry, contest: Contest) -> None:
+    def _record(self, problem: Problem, family: str, entry: Entry, contest: Contest) -> None:
         if self._layers is None or not entry.peers:
             return
         task = task_of(problem, self.target, family)
@@ -133,6 +131,6 @@ def _is_same(a: Decision, b: Decision) -> bool:
     return (a.strategy.name, a.config) == (b.strategy.name, b.config)
 
 
-def _wanted(found: tuple[Conv, Decision, Decision]) -> list[tuple[Conv, Decision]]:
+def _wanted(found: tuple[Problem, Decision, Decision]) -> list[tuple[Problem, Decision]]:
     problem, best, default = found
     return [(problem, best)] if _is_same(best, default) else [(problem, best), (problem, default)]

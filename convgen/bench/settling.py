@@ -12,7 +12,7 @@ from convgen.bench.contest import Contest, Contestant
 from convgen.bench.judge import Verdict
 from convgen.bench.results import Entry
 from convgen.measure import Timing
-from convgen.problem import Conv, SuiteEntry
+from convgen.problem import SuiteEntry
 from convgen.ratios import order_interval, ratios
 from convgen.target import Target
 
@@ -50,8 +50,8 @@ def described(entry: SuiteEntry, target: Target) -> Entry:
         problem=str(problem),
         dtype=problem.dtype.value,
         direction=problem.direction.value,
-        layout=problem.layout.text(problem.nd) if isinstance(problem, Conv) else problem.layout.value,
-        accuracy=problem.accuracy.value if isinstance(problem, Conv) else "strict",
+        layout=problem.layout_name,
+        accuracy=problem.accuracy.value,
         floor_us=microseconds(floor_seconds(problem, target)),
         flops=problem.flops,
         bytes=problem.bytes,

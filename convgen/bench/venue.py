@@ -16,15 +16,14 @@ from convgen.bench.settling import FROZEN, Lineup
 from convgen.compiler import Binary, Job, compile_cuda, compile_many
 from convgen.errors import CompileError, ConvgenError, DeviceError
 from convgen.lowering import lower
-from convgen.plan import Plan
-from convgen.problem import Conv
-from convgen.reference import ErrorModel, model_of
+from convgen.plan import Numerics, Plan
+from convgen.problem import Conv, Problem
 from convgen.render import render
 from convgen.runtime.nvml import Nvml
 from convgen.target import Target
 from convgen.toolkit import INSTALL
 from convgen.tuner.decide import Decision
-from convgen.verify.oracle import fixed_batch
+from convgen.verify.oracle import fixed
 
 
 class GpuVenue:
@@ -72,7 +71,7 @@ class GpuVenue:
             return False
         return True
 
-    def prebuild(self, wanted: Sequence[tuple[Conv, Decision]]) -> None:
+    def prebuild(self, wanted: Sequence[tuple[Problem, Decision]]) -> None:
         """Compile ahead, on all cores, in place of what was compiled ahead before."""
         self._built.clear()
         plans = [(_key(problem, d), lower(problem, d.strategy, d.config, self.target)) for problem, d in wanted]
@@ -80,9 +79,9 @@ class GpuVenue:
         self._built.update({key: (plan, binary) for (key, plan), binary in zip(plans, binaries, strict=True)})
 
     @contextlib.contextmanager
-    def open(self, problem: Conv, ours: Mapping[str, Decision]) -> Iterator[tuple[Card, Lineup]]:
+    def open(self, problem: Problem, ours: Mapping[str, Decision]) -> Iterator[tuple[Card, Lineup]]:
         """See `session.Venue`. Memory that is short is tried again with fewer buffers."""
-        judge = Judge(fixed_batch(problem), self._cupy, self._seed)
+        judge = Judge(problem.with_sizes(fixed(problem).sizes), self._cupy, self._seed)
         with contextlib.ExitStack() as stack:
             for l2_bytes in (self.target.l2_bytes, 0):
                 self._release()
@@ -96,7 +95,7 @@ class GpuVenue:
 
     @contextlib.contextmanager
     def _filled(
-        self, problem: Conv, judge: Judge, ours: Mapping[str, Decision], l2_bytes: int
+        self, problem: Problem, judge: Judge, ours: Mapping[str, Decision], l2_bytes: int
     ) -> Iterator[tuple[Card, Lineup]]:
         kernels: dict[str, Kernel] = {}
         try:
@@ -108,15 +107,15 @@ class GpuVenue:
                     kernel.close()
 
     def _lineup(
-        self, problem: Conv, judge: Judge, card: Card, ours: Mapping[str, Decision], kernels: dict[str, Kernel]
+        self, problem: Problem, judge: Judge, card: Card, ours: Mapping[str, Decision], kernels: dict[str, Kernel]
     ) -> Lineup:
         peers: dict[str, Any] = {}
         verdicts: dict[str, Verdict] = {}
         refused: dict[str, str] = {}
 
-        def judged(name: str, contestant: Answering, model: ErrorModel) -> bool:
+        def judged(name: str, contestant: Answering, numerics: Numerics) -> bool:
             try:
-                verdicts[name] = judge.verdict(contestant.answer(judge.problem.outputs[0]), model)
+                verdicts[name] = judge.verdict(contestant.answers(judge.problem.outputs), numerics)
             except Exception as error:  # another library's: it may raise anything
                 if _is_out_of_memory(error) and card.sets > 2:
                     raise
@@ -130,7 +129,7 @@ class GpuVenue:
             except ConvgenError as error:
                 refused[name] = sentence(error)
                 continue
-            if kernel is not None and judged(name, kernel, model_of(judge.problem, plan.numerics)):
+            if kernel is not None and judged(name, kernel, plan.numerics):
                 kernels[name] = kernel
         for peer in self._asked(judge.problem, card):
             if isinstance(peer, Refused):
@@ -140,17 +139,17 @@ class GpuVenue:
         caches = "cold" if card.is_cold(self.target.l2_bytes) else "warm"
         return Lineup(dict(kernels), peers, verdicts, refused, caches)
 
-    def _asked(self, problem: Conv, card: Card) -> Iterator[Any]:
+    def _asked(self, problem: Problem, card: Card) -> Iterator[Any]:
         if self._peers is None:
             return
         sets = card.inputs()
         yield from self._peers.contestants(problem, sets)
-        if "cudnn" in self._peers.against:
+        if "cudnn" in self._peers.against and isinstance(problem, Conv):
             swept = frontend.contestant(problem, self._peers, sets)
             if swept is not None:
                 yield swept
 
-    def _build(self, problem: Conv, decision: Decision) -> tuple[Plan, Binary]:
+    def _build(self, problem: Problem, decision: Decision) -> tuple[Plan, Binary]:
         key = _key(problem, decision)
         if key not in self._built:
             plan = lower(problem, decision.strategy, decision.config, self.target)
@@ -167,7 +166,7 @@ class GpuVenue:
         self._cupy.get_default_memory_pool().free_all_blocks()
 
 
-def _key(problem: Conv, decision: Decision) -> tuple[str, str, str]:
+def _key(problem: Problem, decision: Decision) -> tuple[str, str, str]:
     return str(problem), decision.strategy.name, str(decision.config)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from convgen.cli import streams
+from convgen.cli.output import note
 from convgen.errors import ConvgenError
 
 __all__ = ["main"]
@@ -77,7 +78,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    print(f"convgen: warning: {message}", file=file or sys.stderr)
+    note(f"convgen: warning: {message}")
 
 
 def _report(error: Exception, debug: bool) -> int:
@@ -86,7 +87,7 @@ def _report(error: Exception, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
     elif isinstance(error, ConvgenError):
-        print(f"convgen: {error}", file=sys.stderr)
+        note(f"convgen: {error}")
     elif isinstance(error, OSError) and error.errno in streams.UNWRITABLE:
         print(f"convgen: nothing more can be written: {error.strerror}", file=sys.stderr)
     else:

@@ -22,11 +22,12 @@ from convgen.bench.report import (
     microseconds,
     progress_line,
 )
-from convgen.bench.results import Entry, Results, load, merge, same_measurement, save, write_whole
-from convgen.cli.options import quantity_at_most, read_layers, read_words, require_conv, whole
+from convgen.bench.results import Entry, Results, load, merge, same_measurement, save
+from convgen.cli.options import quantity_at_most, read_layers, read_words, whole
 from convgen.cli.output import note, print_json, table
 from convgen.cli.selection import add_problems, read_entries
 from convgen.errors import CompileError, DeviceError, NotApplicableError, UsageError, WrongResultError
+from convgen.files import write_whole
 from convgen.problem import Conv, SuiteEntry
 from convgen.strategies import get_strategy
 from convgen.target import Target
@@ -113,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 def described_key(entry: SuiteEntry) -> tuple[str, str, str, str]:
     """The key that the entry of a problem will have in the results."""
     problem = entry.problem
-    layout = problem.layout.text(problem.nd) if isinstance(problem, Conv) else problem.layout.value
+    layout = problem.layout_name
     return entry.id or str(problem), problem.dtype.value, problem.direction.value, layout
 
 
@@ -126,7 +127,7 @@ class _Keeper:
         self._meta = meta
         self._known: dict[tuple[str, str, str, str], Entry] = {}
         self._clocks: list[Any] = []
-        if self._path is not None and self._path.exists() and not args.restart:
+        if self._path is not None and self._path.is_file() and not args.restart:
             before = load(self._path)
             differs = same_measurement(before.meta, meta)
             if differs:
@@ -198,7 +199,8 @@ def _finish(args: argparse.Namespace, results: Results, save_too: bool) -> None:
         save(args.output, results)
     if args.markdown is not None:
         suite = results.meta.get("suite")
-        write_whole(args.markdown, markdown(results, f"convgen bench: {suite}" if suite else "convgen bench"))
+        title = f"convgen bench: {suite}" if suite else "convgen bench"
+        write_whole(args.markdown, markdown(results, title).encode())
     if args.plot is not None:
         from convgen.bench.plot import draw
 
@@ -249,7 +251,9 @@ def _ladder(args: argparse.Namespace, entries: Sequence[SuiteEntry], peers: Sequ
         raise UsageError("--strategy all: expected one problem, in one dtype, direction and layout")
     if args.markdown is not None or args.plot is not None:
         raise UsageError("--strategy all prints the ladder: --markdown and --plot are for suites")
-    problem = require_conv(entries[0].problem)
+    problem = entries[0].problem
+    if not isinstance(problem, Conv):
+        raise NotApplicableError(f"a ladder of {problem.op} is not there yet; expected a convolution")
     target = _target()
 
     from convgen.bench.ladder import candidates, climb
@@ -266,7 +270,7 @@ def _ladder(args: argparse.Namespace, entries: Sequence[SuiteEntry], peers: Sequ
         "ladder": [dataclasses.asdict(rung) for rung in rungs],
     }
     if args.output is not None:
-        write_whole(args.output, json.dumps(document, indent=1, allow_nan=False) + "\n")
+        write_whole(args.output, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
     if args.json:
         print_json(document)
     else:

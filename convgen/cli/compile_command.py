@@ -16,14 +16,13 @@ from convgen.cli.options import (
     read_problem,
     read_target,
     read_words,
-    require_conv,
 )
-from convgen.cli.output import duration, note, print_json, quantity, table
+from convgen.cli.output import duration, note, print_json, printable, quantity, table
 from convgen.compiler import Binary, compile_cuda
 from convgen.errors import DeviceError
 from convgen.lowering import lower
 from convgen.plan import Plan
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.render import render
 from convgen.resources import KernelReport, report
 from convgen.space import Config
@@ -60,7 +59,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compile one problem, write its files, verify it."""
     emit = read_words("--emit", args.emit, EMIT)
-    problem = require_conv(read_problem(args.problem))
+    problem = read_problem(args.problem)
     target = read_target(args)
     strategy, config, origin = _chosen(args, problem, target)
     plan = lower(problem, strategy, config, target)
@@ -78,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     return result.exit_code if result else 0
 
 
-def _chosen(args: argparse.Namespace, problem: Conv, target: Target) -> tuple[Strategy, Config | None, str]:
+def _chosen(args: argparse.Namespace, problem: Problem, target: Target) -> tuple[Strategy, Config | None, str]:
     """The strategy and config asked for, else the best known; and where that comes from."""
     if args.strategy is not None:
         strategy = get_strategy(args.strategy)
@@ -108,13 +107,13 @@ def _text(plan: Plan, binary: Binary, artifact: Artifact, chosen: str) -> str:
     lines = [
         str(plan.problem),
         f"{plan.strategy}: {plan.config}",
-        *([chosen] if chosen else []),
+        *([printable(chosen)] if chosen else []),
         f"target {plan.target}, {binary.compiler}, compiled {origin}",
         "",
         table([row for kernel in report(plan, binary.kernels) for row in _kernel_rows(kernel)]),
     ]
     if plan.workspace:
-        lines.append(f"  workspace: {quantity(plan.workspace_bytes(plan.problem.typical_batch), 'B')}")
+        lines.append(f"  workspace: {quantity(plan.workspace_bytes(plan.problem.sizes), 'B')}")
     lines += [f"warning: {text}" for kernel in report(plan, binary.kernels) for text in kernel.warnings]
     files = [(path.name, quantity(path.stat().st_size, "B")) for paths in artifact.files.values() for path in paths]
     lines += ["", f"files in {artifact.directory}", table(files)]

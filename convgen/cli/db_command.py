@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convgen.cli.options import PROBLEM_HELP, read_problem, require_conv
-from convgen.cli.output import duration, note, print_json, quantity, table
+from convgen.cli.options import PROBLEM_HELP, read_problem
+from convgen.cli.output import duration, note, print_json, quantity, say, table
 from convgen.errors import UsageError
+from convgen.files import is_stdout, write_whole
 from convgen.problem import load_suite
 
 if TYPE_CHECKING:
@@ -54,10 +55,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     study.add_argument("problem", nargs="+", metavar="PROBLEM", help=PROBLEM_HELP)
     study.add_argument("--storage", required=True, metavar="FILE|URL", help="as in trials.db, sqlite:///trials.db")
     export = action("export", _export, "write JSON Lines, in an order that makes two exports comparable", filters)
-    export.add_argument("file", metavar="FILE", type=Path)
+    export.add_argument("file", metavar="FILE", help="- for stdout")
     export.add_argument("--winners", action="store_true", help="only winners, their untuned defaults, and peers")
     for name, text in (("import", "bring in JSON Lines"), ("merge", "bring in other databases, or JSON Lines")):
-        action(name, _merge, text).add_argument("source", nargs="+", metavar="SOURCE")
+        action(name, _merge, text).add_argument("source", nargs="+", metavar="SOURCE", help="- for stdin")
     forget = action("forget", _forget, "delete what the filters select", filters)
     forget.add_argument("--all", action="store_true", help="everything")
     action("upgrade", _upgrade, "bring the database to this version's schema; a copy of the old one is kept")
@@ -161,7 +162,7 @@ def _failures(args: argparse.Namespace, database: Database) -> int:
         if args.json:
             print_json({"strategy": strategy, "status": status, "count": len(trials), "example": trials[0].reason})
         else:
-            print(f"{strategy}: {status}: {len(trials)} ({' '.join(trials[0].reason.split())[:100]})")
+            say(f"{strategy}: {status}: {len(trials)} ({' '.join(trials[0].reason.split())[:100]})")
     if not found:
         note("nothing went wrong")
     return 0
@@ -178,16 +179,16 @@ def _coverage(args: argparse.Namespace, database: Database) -> int:
         print_json(dataclasses.asdict(found) | {"fraction": found.fraction})
     else:
         total = len(found.known) + len(found.missing)
-        print(f"{len(found.known)} of {total} problems have a winner ({found.fraction:.0%})")
+        say(f"{len(found.known)} of {total} problems have a winner ({found.fraction:.0%})")
         for problem in found.missing:
-            print(f"  missing: {problem}")
+            say(f"  missing: {problem}")
     return 0
 
 
 def _show(args: argparse.Namespace) -> int:
     from tuning_db.query import Filter
 
-    where = Filter(problem=str(require_conv(read_problem(args.problem)))).condition()
+    where = Filter(problem=str(read_problem(args.problem))).condition()
     with _read(args) as database:
         trials, peers = database.trials(where), database.peers(where)
     if args.json:
@@ -206,11 +207,11 @@ def _show(args: argparse.Namespace) -> int:
     if right:
         print(table(rows, indent=""))
     if len(right) > SHOWN:
-        print(f"and {len(right) - SHOWN} slower ones")
+        say(f"and {len(right) - SHOWN} slower ones")
     for trial in (t for t in trials if t.status != "ok"):
-        print(f"{trial.status}: {trial.strategy} {_config(trial)}: {' '.join(trial.reason.split())[:100]}")
+        say(f"{trial.status}: {trial.strategy} {_config(trial)}: {' '.join(trial.reason.split())[:100]}")
     for peer in peers:
-        print(f"{peer.peer}: {duration(peer.seconds)} ({peer.version})")
+        say(f"{peer.peer}: {duration(peer.seconds)} ({peer.version})")
     return 0
 
 
@@ -232,34 +233,44 @@ def _stats(args: argparse.Namespace) -> int:
         return 0
     size = "" if found.nbytes is None else f", {quantity(found.nbytes, 'B')}"
     statuses = ", ".join(f"{status} {count}" for status, count in found.statuses.items()) or "none"
-    print(f"{name} (schema {found.schema_version}{size})")
+    say(f"{name} (schema {found.schema_version}{size})")
     devices = ", ".join(found.devices) or "no device"
-    print(f"{found.tasks} tasks on {devices}, {found.runs} runs, {found.peers} peers' times")
-    print(f"{found.trials} trials: {statuses}")
+    say(f"{found.tasks} tasks on {devices}, {found.runs} runs, {found.peers} peers' times")
+    say(f"{found.trials} trials: {statuses}")
     return 0
 
 
 def _study(args: argparse.Namespace) -> int:
     from convgen.tuner.study import export_study
+    from tuning_db.engine import location
     from tuning_db.query import Filter
 
-    problem = str(require_conv(read_problem(args.problem)))
+    problem = str(read_problem(args.problem))
+    url = args.storage if "://" in args.storage else f"sqlite:///{args.storage}"
     with _read(args) as database:
         trials = database.trials(Filter(problem=problem).condition())
     if not trials:
         raise UsageError(f"{database.name} has no trial of {problem}: tune it first, or name another database by --db")
-    url = args.storage if "://" in args.storage else f"sqlite:///{args.storage}"
+    place = location(url)
+    if database.path is not None and isinstance(place, Path) and place.exists() and place.samefile(database.path):
+        raise UsageError(f"--storage {args.storage}: this is the tuning database: choose another file")
     export_study(trials, url, problem)
     _say(args, {"trials": len(trials), "storage": url, "study": problem}, f"{len(trials)} trials in {url}")
     return 0
 
 
 def _export(args: argparse.Namespace) -> int:
-    from tuning_db.lines import records, write_lines
+    from tuning_db.lines import lines_of, records
 
+    path = Path("/dev/stdout" if args.file == "-" else args.file)
     with _read(args) as database:
-        count = write_lines(records(database, _filter(args).condition(), winners_only=args.winners), args.file)
-    _say(args, {"records": count, "file": str(args.file)}, f"{count} records in {args.file}")
+        lines = lines_of(records(database, _filter(args).condition(), winners_only=args.winners))
+    write_whole(path, "".join(lines).encode())
+    told = f"{len(lines)} records in {args.file}"
+    if is_stdout(path):
+        note(told)
+    else:
+        _say(args, {"records": len(lines), "file": args.file}, told)
     return 0
 
 
@@ -268,7 +279,7 @@ def _merge(args: argparse.Namespace) -> int:
 
     with _write(args) as database:
         for source in args.source:
-            count = merge(database, source)
+            count = merge(database, "/dev/stdin" if source == "-" else source)
             _say(args, {"records": count, "source": source}, f"{count} records from {source}")
     return 0
 

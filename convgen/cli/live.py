@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from convgen.cli.output import duration, note
 
 if TYPE_CHECKING:
-    from convgen.problem import Conv
+    from convgen.problem import Problem
     from convgen.tuner.events import Progress
 
 _EVERY_SECONDS = 10.0
@@ -29,7 +29,7 @@ class Live:
         self._done = 0
         self._lock = threading.Lock()
         self._printed = time.monotonic()
-        self._current: dict[Conv, Progress] = {}
+        self._current: dict[Problem, Progress] = {}
         self._display: Any = None
 
     def __enter__(self) -> Self:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convgen.errors import DeviceError, NotApplicableError, UsageError
-from convgen.problem import Attention, Conv, Problem, parse_problem, problem_from_json
+from convgen.lowering import why_not
+from convgen.problem import Problem, parse_problem, problem_from_json
 from convgen.problem.text import load_json
 from convgen.space import Config
 from convgen.strategies import Strategy
@@ -81,11 +82,11 @@ def read_target(args: argparse.Namespace) -> Target:
         return Target.preset(args.target)
     if args.arch is not None:
         return Target.for_arch(args.arch)
-    gpu = gpu_target()
-    if gpu is not None:
-        return gpu
-    print(f"no GPU here: the target is {DEFAULT_TARGET}", file=sys.stderr)
-    return Target.preset(DEFAULT_TARGET)
+    try:
+        return Target.current()
+    except DeviceError as error:
+        print(f"no GPU here, so the target is {DEFAULT_TARGET} ({error})", file=sys.stderr)
+        return Target.preset(DEFAULT_TARGET)
 
 
 def gpu_target() -> Target | None:
@@ -104,21 +105,14 @@ def read_problem(words: Sequence[str]) -> Problem:
     return parse_problem(text)
 
 
-def require_conv(problem: Problem) -> Conv:
-    """The problem itself if kernels for its kind exist. Raises NotApplicableError."""
-    if isinstance(problem, Attention):
-        raise NotApplicableError("attention is described and validated, but no strategy computes it yet")
-    return problem
-
-
-def read_config(text: str | None, strategy: Strategy, problem: Conv, target: Target) -> Config | None:
+def read_config(text: str | None, strategy: Strategy, problem: Problem, target: Target) -> Config | None:
     """The config that `--config` describes: fields it does not name are the default's. None if it was not given.
 
     Raises ConfigError, NotApplicableError.
     """
     if text is None:
         return None
-    reason = strategy.why_not(problem, target)
+    reason = why_not(problem, strategy, target)
     if reason is not None:
         raise NotApplicableError(f"{strategy.name} does not apply: {reason}")
     base: Config = strategy.default(problem, target)
@@ -145,3 +139,18 @@ def read_layers(place: str | None) -> Layers:
         return open_layers() if place is None else Layers(open_database(place), None, Shipped())
     except DatabaseError as error:
         raise UsageError(str(error)) from error
+
+
+def writable_layers(place: str | None) -> Layers:
+    """As `read_layers`, for what is only worth doing if it can be kept.
+
+    Raises UsageError also if the database that the environment names cannot be written.
+    """
+    from tuning_db import DatabaseError, Layers, Shipped, open_database, open_layers
+
+    try:
+        user = open_database(place)
+        user.check_writable()
+    except DatabaseError as error:
+        raise UsageError(str(error)) from error
+    return open_layers(user) if place is None else Layers(user, None, Shipped())

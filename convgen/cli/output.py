@@ -32,8 +32,16 @@ def _three_digits(value: float) -> str:
     return f"{value:.0f}" if value >= 99.95 else f"{value:.3g}"
 
 
+def printable(text: str) -> str:
+    """One line, in which what is no letter, sign or space is escaped: to a terminal it may be a command."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
     """Left-aligned columns two spaces apart; the last is as long as it is."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
     lines = []
     for row in rows:
@@ -47,9 +55,14 @@ def print_json(value: Mapping[str, Any]) -> None:
     print(json.dumps(value, allow_nan=False), flush=True)
 
 
+def say(line: str) -> None:
+    """One line of a result."""
+    print(printable(line))
+
+
 def note(text: str) -> None:
     """A remark that is not a result."""
-    print(text, file=sys.stderr)
+    print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)
 
 
 class Progress:

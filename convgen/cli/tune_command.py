@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from convgen.cli.live import Live
-from convgen.cli.options import quantity_at_most, read_layers, whole
+from convgen.cli.options import quantity_at_most, whole, writable_layers
 from convgen.cli.output import duration, print_json, table
 from convgen.cli.selection import add_problems, read_entries
 from convgen.errors import ConvgenError, DeviceError, NotApplicableError, UsageError, WrongResultError
-from convgen.problem import Conv
-from convgen.strategies import get_strategy
+from convgen.problem import Problem
+from convgen.strategies import get_strategy, strategies_of
 
 if TYPE_CHECKING:
     from convgen.tuner.events import Measured, TuneResult
+    from tuning_db import Layers
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -25,9 +28,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "tune",
         parents=[common],
         help="search the fastest kernel on the GPU, and remember it",
-        description="A problem whose winner is in the database, made by today's code, is not searched again. Ctrl-C "
-        "ends the search and keeps what it found. Exit status 3 if no strategy applies to any problem, 5 if every "
-        "candidate of a problem was wrong, 6 without a GPU, 130 when interrupted.",
+        description="A problem whose winner ships, or is of a finished search of these strategies by today's code, is "
+        "not searched again. Ctrl-C ends the search and keeps what it found. Exit status 1 if that could not be saved, "
+        "3 if no strategy applies to any problem, 5 if every candidate of a problem was wrong, 6 without a GPU, 130 "
+        "when interrupted.",
     )
     add_problems(parser)
     parser.add_argument("--strategy", metavar="NAME,…", help="search only these")
@@ -36,7 +40,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--patience", type=whole(1), metavar="N", help="end after N candidates without a gain")
     parser.add_argument("--db", metavar="PATH|URL", help="default: CONVGEN_TUNING_DB, else a file in the data folder")
     parser.add_argument("--retune", action="store_true", help="search although the winner is known")
-    parser.add_argument("--devices", default="0", metavar="N,…", help="GPUs to measure on, each its own problem")
+    parser.add_argument("--devices", metavar="N,…", help="GPUs to measure on, each its own problem; default: 0")
     parser.add_argument("--jobs", type=whole(1), metavar="N", help="processes that compile; default: one a core")
     parser.add_argument(
         "--backend",
@@ -55,10 +59,11 @@ def run(args: argparse.Namespace) -> int:
     problems = _problems(args)
     limit = 60.0 if args.time_limit is None and args.trials is None and args.patience is None else args.time_limit
     strategies = [get_strategy(name) for name in args.strategy.split(",")] if args.strategy else None
-    devices = [_device(text) for text in args.devices.split(",")]
-    with Live(len(problems)) as live:
+    devices = _devices(args)
+    layers = writable_layers(args.db)
+    with _saved(layers), Live(len(problems)) as live:
         tuner = Tuner(
-            database=read_layers(args.db),
+            database=layers,
             strategies=strategies,
             budget=Budget(args.trials, limit, args.patience),
             backend=args.backend,
@@ -85,17 +90,38 @@ def run(args: argparse.Namespace) -> int:
     return _status(results, failed)
 
 
-def _problems(args: argparse.Namespace) -> list[tuple[Conv, str]]:
-    chosen = [(e.problem, e.family) for e in read_entries(args) if isinstance(e.problem, Conv)]
+@contextlib.contextmanager
+def _saved(layers: Layers) -> Iterator[None]:
+    """However the search ends, that some of it could not be stored is told last, and is a failure."""
+    from tuning_db import DatabaseError
+
+    try:
+        yield
+    finally:
+        try:
+            layers.save()
+        except DatabaseError as error:
+            place = layers.user.path if layers.user is not None else None
+            room = f"make room in {place.parent}" if place is not None else "mend the database"
+            raise ConvgenError(f"{error}: {room}, and tune again") from error
+
+
+def _problems(args: argparse.Namespace) -> list[tuple[Problem, str]]:
+    chosen = [(e.problem, e.family) for e in read_entries(args) if strategies_of(e.problem)]
     if not chosen:
-        raise NotApplicableError("attention is described and validated, but no strategy computes it yet")
+        raise NotApplicableError("these problems are described and validated, but no strategy computes them yet")
     return list({str(problem): (problem, family) for problem, family in chosen}.values())
 
 
-def _device(text: str) -> int:
-    if not text.strip().isdecimal():
-        raise UsageError(f"--devices {text!r}: expected the number of a GPU")
-    return int(text)
+def _devices(args: argparse.Namespace) -> list[int]:
+    if args.devices is None:
+        return [0]
+    if args.backend == "sim":
+        raise UsageError(f"--devices {args.devices}: the simulator runs on no GPU: leave it out, or --backend sim")
+    for word in args.devices.split(","):
+        if not word.strip().isdecimal():
+            raise UsageError(f"--devices {word!r}: expected the number of a GPU")
+    return [int(word) for word in args.devices.split(",")]
 
 
 def _tell(args: argparse.Namespace, result: TuneResult, live: Live) -> None:
@@ -113,6 +139,8 @@ def _sentence(result: TuneResult) -> str:
     failures = ", ".join(f"{count} {status}" for status, count in counts.items() if status not in ("ok", "duplicate"))
     tried = f"{result.trials} candidates{f' ({failures})' if failures else ''} in {duration(result.seconds)}"
     if best is None or best.seconds is None:
+        if result.outcome == "interrupted":
+            return f"interrupted before any candidate gave a right answer: {tried}"
         return f"no candidate gave a right answer: {tried}"
     if result.outcome == "served":
         return f"{duration(best.seconds)}, from the database"
@@ -172,7 +200,7 @@ def _as_json(result: TuneResult) -> dict[str, Any]:
 
 
 def _status(results: list[TuneResult], failed: list[ConvgenError]) -> int:
-    if any(result.best is None for result in results):
+    if any(result.best is None and result.outcome == "finished" for result in results):
         return WrongResultError.exit_code
     if not results and failed:
         return failed[0].exit_code

@@ -18,9 +18,9 @@ from convgen.cli.options import (
 from convgen.cli.output import Progress, duration, print_json, table
 from convgen.cli.selection import add_problems, read_entries
 from convgen.errors import NotApplicableError, UsageError
-from convgen.problem import Conv, SuiteEntry
+from convgen.problem import SuiteEntry
 from convgen.reference import InputKind
-from convgen.strategies import Strategy, all_strategies, get_strategy
+from convgen.strategies import Strategy, get_strategy, strategies_of
 from convgen.target import Target
 from convgen.verify import Backend, Case, Check, Settings, Status, VerifyResult, verify_cases
 
@@ -49,11 +49,13 @@ def run(args: argparse.Namespace) -> int:
     """Verify every strategy on every problem asked for."""
     entries = read_entries(args)
     target = read_target(args)
-    strategies = all_strategies() if args.strategy == "all" else (get_strategy(args.strategy),)
+    pairs = [(entry, strategy) for entry in entries for strategy in _asked(args, entry)]
+    if not pairs:
+        raise NotApplicableError("these problems are described and validated, but no strategy computes them yet")
     settings = Settings(target, _backend(args, target), args.seed, args.inputs, args.check, args.jobs)
     results: list[VerifyResult] = []
-    progress = Progress(len(entries) * len(strategies), "verified")
-    for entry, result in _results(args, entries, strategies, settings):
+    progress = Progress(len(pairs), "verified")
+    for entry, result in _results(args, pairs, settings):
         results.append(result)
         progress.advance()
         if args.json:
@@ -64,6 +66,10 @@ def run(args: argparse.Namespace) -> int:
     if not args.json and args.suite:
         print(_summary(results))
     return _exit_code(results)
+
+
+def _asked(args: argparse.Namespace, entry: SuiteEntry) -> Sequence[Strategy]:
+    return strategies_of(entry.problem) if args.strategy == "all" else (get_strategy(args.strategy),)
 
 
 def _cores() -> int:
@@ -79,21 +85,12 @@ def _backend(args: argparse.Namespace, target: Target) -> Backend:
 
 
 def _results(
-    args: argparse.Namespace, entries: Sequence[SuiteEntry], strategies: Sequence[Strategy], settings: Settings
+    args: argparse.Namespace, pairs: Sequence[tuple[SuiteEntry, Strategy]], settings: Settings
 ) -> Iterator[tuple[SuiteEntry, VerifyResult]]:
-    pairs = [(entry, strategy) for entry in entries for strategy in strategies]
     if args.config is not None and len(pairs) != 1:
         raise UsageError(f"--config: expected one problem and one --strategy, got {len(pairs)} combinations")
-    cases, of_cases = [], []
-    for entry, strategy in pairs:
-        if isinstance(entry.problem, Conv):
-            config = read_config(args.config, strategy, entry.problem, settings.target)
-            cases.append(Case(entry.problem, strategy, config))
-            of_cases.append(entry)
-        else:
-            reason = "it computes convolutions"
-            yield entry, VerifyResult(entry.problem, strategy.name, settings.backend, "not_applicable", reason)
-    yield from zip(of_cases, verify_cases(cases, settings), strict=True)
+    cases = [Case(entry.problem, s, read_config(args.config, s, entry.problem, settings.target)) for entry, s in pairs]
+    yield from zip([entry for entry, _ in pairs], verify_cases(cases, settings), strict=True)
 
 
 def _summary(results: Sequence[VerifyResult]) -> str:

@@ -9,9 +9,10 @@ from convgen.problem.batch_norm_words import BatchNormMode
 from convgen.problem.conv import Conv
 from convgen.problem.dtype import Accuracy, AttentionLayout, Direction, DType, Layout, PadMode
 from convgen.problem.epilogue import Activation, Epilogue, fold_batch_norm
-from convgen.problem.forms import Problem, parse_problem, problem_from_json
+from convgen.problem.forms import parse_problem, problem_from_json
 from convgen.problem.pool import Pool
 from convgen.problem.pool_words import PoolMode
+from convgen.problem.protocol import Problem
 from convgen.problem.size import RuntimeSize
 from convgen.problem.sizes import Sizes
 from convgen.problem.suite import SuiteEntry, expand_entry, load_suite, shipped_suites

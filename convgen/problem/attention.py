@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -12,6 +12,7 @@ from convgen.problem import attention_form, attention_rules, values
 from convgen.problem.attention_words import Align, Bias, Mask, Varlen
 from convgen.problem.dtype import Accuracy, AttentionLayout, Direction, DType
 from convgen.problem.size import RuntimeSize
+from convgen.problem.sizes import Sizes
 from convgen.problem.tensor import TensorSpec
 from convgen.problem.text import refusal
 
@@ -187,6 +188,43 @@ class Attention:
                 raise refusal(name, size, f"at most {limit.bound}, the bound of the runtime size")
         changes: dict[str, Any] = dict(fixed)
         return dataclasses.replace(self, **changes)
+
+    @property
+    def accumulate(self) -> bool:
+        """See `protocol.Problem`; likewise what follows."""
+        return False
+
+    @property
+    def layout_name(self) -> str:
+        return self.layout.value
+
+    @property
+    def runtime_sizes(self) -> tuple[str, ...]:
+        return tuple(name for name in ("batch", "seq_q", "seq_kv") if isinstance(getattr(self, name), RuntimeSize))
+
+    @property
+    def sizes(self) -> Sizes:
+        batch, queries, keys = self.typical_sizes
+        return Sizes.of(batch=batch, seq_q=queries, seq_kv=keys)
+
+    @property
+    def largest(self) -> Sizes | None:
+        found: dict[str, int] = {}
+        for name in ("batch", "seq_q", "seq_kv"):
+            size = getattr(self, name)
+            limit = size.bound if isinstance(size, RuntimeSize) else size
+            if limit is None:
+                return None
+            found[name] = limit
+        return Sizes.of(**found)
+
+    def with_sizes(self, sizes: Sizes) -> Self:
+        return self.at(**sizes.as_dict())
+
+    def sizes_of(self, shape: Callable[[str], tuple[int, ...]]) -> Sizes:
+        # Shapes of the wrong rank are told by whoever checks the arrays against the fixed problem.
+        q, k = (*shape("q"), 0, 0, 0)[:3], (*shape("k"), 0, 0, 0)[:3]
+        return Sizes.of(batch=q[0], seq_q=q[2], seq_kv=k[2])
 
     # --- work ----------------------------------------------------------------------------------------
 

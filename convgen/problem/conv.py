@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -13,6 +13,7 @@ from convgen.problem import conv_form, conv_rules, values
 from convgen.problem.dtype import Accuracy, Direction, DType, Layout, PadMode
 from convgen.problem.epilogue import DEFAULT_SLOPE, Epilogue
 from convgen.problem.size import RuntimeSize
+from convgen.problem.sizes import Sizes
 from convgen.problem.tensor import TensorSpec
 from convgen.problem.text import refusal
 from convgen.problem.window_form import layout_of, same_padding
@@ -197,6 +198,30 @@ class Conv:
         if values.size("n", n) and limit is not None and n > limit:
             raise refusal("n", n, f"at most {limit}, the bound of the runtime batch")
         return dataclasses.replace(self, n=n)
+
+    @property
+    def layout_name(self) -> str:
+        """See `protocol.Problem`; likewise what follows."""
+        return self.layout.text(self.nd)
+
+    @property
+    def runtime_sizes(self) -> tuple[str, ...]:
+        return ("n",) if self.is_runtime_batch else ()
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes.of(n=self.typical_batch)
+
+    @property
+    def largest(self) -> Sizes | None:
+        return None if self.max_batch is None else Sizes.of(n=self.max_batch)
+
+    def with_sizes(self, sizes: Sizes) -> Self:
+        return self.at(sizes["n"])
+
+    def sizes_of(self, shape: Callable[[str], tuple[int, ...]]) -> Sizes:
+        first = shape(self.inputs[0].name)  # x or dy
+        return Sizes.of(n=first[0] if first else 0)
 
     # --- work ----------------------------------------------------------------------------------------
 

@@ -9,11 +9,10 @@ from convgen.problem.attention import Attention
 from convgen.problem.batch_norm import BatchNorm
 from convgen.problem.conv import Conv
 from convgen.problem.pool import Pool
+from convgen.problem.protocol import Problem
 from convgen.problem.text import tokens
 
 __all__ = ["Problem", "parse_problem", "problem_from_json"]
-
-Problem = Conv | Attention | Pool | BatchNorm
 
 
 def parse_problem(text: str) -> Problem:

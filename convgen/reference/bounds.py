@@ -60,15 +60,15 @@ def small_integer(problem: Conv) -> int:
     return max(min(4, math.isqrt((1 << 23) // max(reduction_length(problem), 1))), 1)
 
 
-def exact_model(problem: Conv, numerics: Numerics = Numerics()) -> ErrorModel:  # noqa: B008 - frozen
+def exact_numerics(problem: Conv, numerics: Numerics = Numerics()) -> Numerics:  # noqa: B008 - frozen
     """For operands that are integers up to `small_integer`: in fp32 every order of adding them up is exact.
 
     The strict bound grows with the square of a long sum's length, so that it admits even a sum that was left out; this
-    one does not. Falls back to `model_of` where a sum could pass 2^24, and for kernels that are not exact on integers.
+    one does not. The numerics as they are where a sum could pass 2^24, and for kernels that are not exact on integers.
     """
     if not numerics.exact_on_integers or reduction_length(problem) * small_integer(problem) ** 2 >= 1 << 24:
-        return model_of(problem, numerics)
-    return ErrorModel(problem.out_dtype.eps, 0.0, 0, 0.0)
+        return numerics
+    return Numerics(steps=0, eps_acc=0.0)
 
 
 def reduction_length(problem: Conv) -> int:

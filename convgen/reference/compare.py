@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy
 
 from convgen.errors import WrongResultError
-from convgen.problem import Conv
+from convgen.problem import TensorSpec
 from convgen.reference.arrays import Array, Module, quiet
 from convgen.reference.rounding import FORMATS, decode
 from convgen.reference.sampled import Indices
@@ -17,8 +18,12 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """One output element; `index` in logical order. `ratio` is error / bound, infinite for a wrong NaN or infinity."""
+    """One element of an output, `index` in logical order.
 
+    `ratio` is error / bound, infinite for a wrong NaN or infinity.
+    """
+
+    output: str
     index: tuple[int, ...]
     got: float
     reference: float
@@ -27,7 +32,7 @@ class Element:
 
     def __str__(self) -> str:
         where = ", ".join(map(str, self.index))
-        return f"[{where}]: got {self.got:.9g}, expected {self.reference:.9g} within {self.bound:.3g}"
+        return f"{self.output}[{where}]: got {self.got:.9g}, expected {self.reference:.9g} within {self.bound:.3g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +66,22 @@ class Comparison:
 
 @quiet
 def compare(
-    problem: Conv, got: Array, reference: Array, bound: Array, xp: Module = numpy, indices: Indices | None = None
+    spec: TensorSpec, got: Array, reference: Array, bound: Array, xp: Module = numpy, indices: Indices | None = None
 ) -> Comparison:
     """Compare an output (numbers, or bf16 bits as uint16) with `reference` element by element.
 
     Shapes are equal: that of the output in logical order, or one vector for flat `indices`. Where the reference is NaN
     or infinite, so must be the answer, sign included. Where it is within `bound` of what `out_dtype` rounds to
-    infinity, an infinity of its sign is right too. Raises WrongResultError if the shapes differ.
+    infinity, an infinity of its sign is right too. `spec` is the output's. Raises WrongResultError if shapes differ.
     """
     if got.shape != reference.shape:
         raise WrongResultError(f"output of shape {got.shape}: expected {reference.shape}")
-    shape = reference.shape if indices is None else problem.outputs[0].shape
-    got = decode(got, problem.out_dtype, xp).ravel()
+    shape = reference.shape if indices is None else spec.shape
+    got = decode(got, spec.dtype, xp).ravel()
     reference, bound = reference.ravel(), xp.broadcast_to(bound, reference.shape).ravel()
     comparable = xp.isfinite(got) & xp.isfinite(reference)
     error = xp.where(comparable, xp.abs(got - reference), 0.0)
-    right = xp.where(comparable, error <= bound, _same_special(problem, got, reference, bound, xp))
+    right = xp.where(comparable, error <= bound, _same_special(spec, got, reference, bound, xp))
     ratio = xp.where(error == 0, 0.0, error / bound)
     ratio = xp.where(comparable | right, ratio, xp.inf)
     wrong = xp.flatnonzero(~right)
@@ -85,7 +90,7 @@ def compare(
         flat = position if indices is None else int(indices[position])
         index = tuple(int(i) for i in numpy.unravel_index(flat, shape))
         values = (float(array[position]) for array in (got, reference, bound, ratio))
-        return Element(index, *values)
+        return Element(spec.name, index, *values)
 
     return Comparison(
         ok=wrong.size == 0,
@@ -99,9 +104,24 @@ def compare(
     )
 
 
-def _same_special(problem: Conv, got: Array, reference: Array, bound: Array, xp: Module) -> Array:
+def joined(comparisons: Sequence[Comparison]) -> Comparison:
+    """Of several outputs: counts together, the largest of errors, the worst of elements."""
+    worst = max((c for c in comparisons if c.worst is not None), key=lambda c: c.max_ratio, default=comparisons[0])
+    return Comparison(
+        ok=all(c.ok for c in comparisons),
+        count=sum(c.count for c in comparisons),
+        count_wrong=sum(c.count_wrong for c in comparisons),
+        finite_mismatch=sum(c.finite_mismatch for c in comparisons),
+        max_error=max(c.max_error for c in comparisons),
+        max_ratio=max(c.max_ratio for c in comparisons),
+        worst=worst.worst,
+        wrong=tuple(element for c in comparisons for element in c.wrong)[:_SHOWN],
+    )
+
+
+def _same_special(spec: TensorSpec, got: Array, reference: Array, bound: Array, xp: Module) -> Array:
     same = (xp.isnan(got) & xp.isnan(reference)) | (xp.isinf(got) & (got == reference))
-    if problem.out_dtype not in FORMATS:
+    if spec.dtype not in FORMATS:
         return same
-    overflows = xp.abs(reference) + bound >= FORMATS[problem.out_dtype].overflow
+    overflows = xp.abs(reference) + bound >= FORMATS[spec.dtype].overflow
     return same | (xp.isfinite(reference) & overflows & xp.isinf(got) & (got * reference > 0))

@@ -22,7 +22,7 @@ def make_inputs(problem: Conv, seed: int, kind: InputKind = "normal", xp: Module
     normal          standard normal (integers: over their whole range)
     positive        uniform in (0, 1), scaled down by a power of two where long sums would pass fp16's range
     small_integers  -4 … 4 (0 … 4 if unsigned), for long sums less: sums are exact in fp32, so a right answer has no
-                    error (see `exact_model`)
+                    error (see `exact_numerics`)
     specials        normal, but of the first input's elements one in 70 or so is NaN or an infinity
 
     The same arguments give the same numbers; NumPy and CuPy give different ones.

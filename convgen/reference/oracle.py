@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from convgen.problem import Conv
+from convgen.problem import Conv, TensorSpec
 from convgen.reference import sampled
 from convgen.reference.arrays import Array, Module, quiet
 from convgen.reference.correlation import Correlation
@@ -55,12 +55,11 @@ def reference_sampled(problem: Conv, inputs: Mapping[str, Array], indices: Indic
     return finish(problem, accumulator(problem, inputs, xp, indices), inputs, xp, indices)
 
 
-def sample_indices(problem: Conv, count: int, seed: int) -> Indices:
-    """About `count` flat indices of the output, sorted, none twice: its corners, then half on edges, half anywhere.
+def sample_indices(spec: TensorSpec, count: int, seed: int) -> Indices:
+    """About `count` flat indices of an output, sorted, none twice: its corners, then half on edges, half anywhere.
 
     An index on an edge is first or last along one axis, drawn evenly. All indices if there are no more than `count`.
     """
-    spec = problem.outputs[0]
     if spec.size <= count:
         return numpy.arange(spec.size)
     random = numpy.random.default_rng(seed)

@@ -92,14 +92,15 @@ def native(name: str, array: Any) -> tuple[Library, Any]:
     if module == "torch" or (hasattr(array, "data_ptr") and hasattr(array, "is_cuda")):
         libraries[type(array)] = _TORCH
         return _TORCH, array
-    cupy = _cupy()
-    if isinstance(array, cupy.ndarray):
+    # Whoever hands over a CuPy array has imported CuPy; what is no array needs none to be refused.
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, cupy.ndarray):
         libraries[type(array)] = _CUPY
         return _CUPY, array
     if hasattr(array, "__cuda_array_interface__"):
-        return _CUPY, cupy.asarray(array)
+        return _CUPY, _cupy().asarray(array)
     if hasattr(array, "__dlpack__") and array.__dlpack_device__()[0] in _CUDA_DEVICE_TYPES:
-        return _CUPY, cupy.from_dlpack(array)
+        return _CUPY, _cupy().from_dlpack(array)
     raise UsageError(
         f"{name} is a {type(array).__module__}.{type(array).__qualname__}, not an array in GPU memory: pass a CuPy "
         "array, a CUDA tensor, or anything with __cuda_array_interface__ or DLPack; cupy.asarray moves a NumPy array"

@@ -15,10 +15,11 @@ from typing import Any
 
 from convgen.binding import WEIGHTS
 from convgen.plan import CopyToSymbol, Launch
+from convgen.problem import Sizes
 from convgen.runtime.arrays import Library
 from convgen.runtime.cuda import CudaProgram
 from convgen.runtime.driver import adopt_context, driver, is_capturing
-from convgen.runtime.module import Arguments, Module, address_key
+from convgen.runtime.module import Arguments, Module, address_key, size_key
 from convgen.runtime.prepared import PreparedWeights
 
 MAX_STREAMS = 64
@@ -38,13 +39,13 @@ class BoundCall:
         "_library",
         "_make",
         "_mask",
-        "_n",
         "_nbytes",
         "_offsets",
         "_pack",
         "_prepared",
         "_program",
         "_size",
+        "_sizes",
         "_streams",
         "_workspace_bytes",
     )
@@ -54,7 +55,7 @@ class BoundCall:
         program: CudaProgram,
         library: Library,
         device: int,
-        n: int,
+        sizes: Sizes,
         make: Callable[[Any], Any],
         prepared: PreparedWeights | None = None,
     ) -> None:
@@ -66,10 +67,10 @@ class BoundCall:
         self._device = device
         self._make = make
         self._prepared = prepared
-        self._size = program.sized(n, () if prepared is None else preparation.buffers)
+        self._size = program.sized(sizes, () if prepared is None else preparation.buffers)
         inputs = [t for t in self._size.inputs if prepared is None or t.name != WEIGHTS]
         tensors = (*inputs, *self._size.outputs)
-        self._n = n
+        self._sizes = sizes
         self._keys = (*(tensor.name for tensor in tensors), *(key for key, _ in self._size.offsets))
         self._alignments = tuple(tensor.alignment for tensor in tensors)
         self._mask = max(self._alignments) - 1
@@ -146,7 +147,9 @@ class BoundCall:
     def _block(self, module: Module, stream: int) -> _Block:
         """Arguments with all that stays written into them, and the calls that use them."""
         arguments = Arguments(self._program.plan, first=self._keys)
-        known = {"batch": self._n, **({} if self._prepared is None else self._prepared.addresses)}
+        known = {size_key(name): value for name, value in self._sizes.items}
+        if self._prepared is not None:
+            known |= self._prepared.addresses
         for key, slot in arguments.slots.items():
             arguments.values[slot] = known.get(key, 0)
         return _Block(arguments.values, self._work(module, driver().CUstream(stream), arguments, known), arguments)

@@ -20,10 +20,11 @@ from convgen.binding import WEIGHTS, preparation, symbols, textures
 from convgen.compiler import Binary, compile_cuda
 from convgen.errors import UsageError
 from convgen.plan import CopyToSymbol, Launch, Plan, TextureArg
+from convgen.problem import Sizes
 from convgen.render import render
-from convgen.runtime.arrays import Library, View, native, stream_handle, wrong_names
+from convgen.runtime.arrays import Library, native, stream_handle, wrong_names
 from convgen.runtime.driver import ActiveContext, check, driver, is_capturing, relaxed_capture
-from convgen.runtime.module import Module, address_key, create_texture, load_module
+from convgen.runtime.module import Module, address_key, create_texture, load_module, size_key
 from convgen.runtime.prepared import PreparedWeights
 from convgen.runtime.sized import Sized, sized
 from convgen.runtime.staging import Call, readable, writable
@@ -57,11 +58,11 @@ class CudaProgram:
         self.preparation = preparation(plan)
         self.textures = textures(plan)
         self.constants = bool(symbols(plan))
-        self._fixed_batch = None if plan.problem.is_runtime_batch else plan.problem.typical_batch
+        self._fixed = None if plan.problem.runtime_sizes else plan.problem.sizes
         self._first = plan.inputs[0].name
         self._input_names = {spec.name for spec in plan.inputs}
         self._output_names = {spec.name for spec in plan.outputs}
-        self.sized = functools.lru_cache(MAX_BATCHES)(lambda n, without=(): sized(plan, n, without))
+        self.sized = functools.lru_cache(MAX_BATCHES)(lambda sizes, without=(): sized(plan, sizes, without))
         self._modules: dict[tuple[int, int], Module] = {}
         # Of prepared weights that were let go: code cannot be unloaded while it may still run, but it can be reused.
         self._retired: list[tuple[int, Module]] = []
@@ -77,7 +78,6 @@ class CudaProgram:
         outputs: Mapping[str, Any] | None = None,
         *,
         stream: Any = None,
-        n: int | None = None,
         prepared: PreparedWeights | None = None,
     ) -> dict[str, Any]:
         """Put the plan's work on a stream and return the outputs by name; those not given are allocated.
@@ -87,11 +87,11 @@ class CudaProgram:
         alignment are free: what the kernels cannot read is copied first, what they cannot write (or what overlaps an
         input) is computed aside and copied back. New outputs have the problem's layout and the first input's library.
         `stream` is an int, a CuPy or PyTorch stream or one with `__cuda_stream__`, the library's current one unless
-        given. `n` may be given for a runtime batch, and must agree with the arrays. `prepared` stands for the weights:
-        what `prepare` returned, on the same device.
+        given. Sizes that are known at launch only are read from the arrays. `prepared` stands for the weights: what
+        `prepare` returned, on the same device.
 
         Raises UsageError for an array of another shape, dtype or device, or one that is missing; DeviceError for a
-        failing CUDA call; ProblemError for a batch beyond the problem's bound.
+        failing CUDA call; ProblemError for a size beyond the problem's bound.
         """
         given = outputs or {}
         expected = self._input_names - {WEIGHTS} if prepared is not None else self._input_names
@@ -107,7 +107,7 @@ class CudaProgram:
         with ActiveContext(device):
             current = library.current_stream(device)
             handle = current if stream is None else stream_handle(stream)
-            call = Call(library, first, view, device, handle, self._batch(view, n))
+            call = Call(library, first, view, device, handle, self._sizes(inputs))
             with contextlib.nullcontext() if handle == current else library.use_stream(handle, device):
                 return self._run(call, inputs, given, prepared)
 
@@ -121,7 +121,7 @@ class CudaProgram:
         with ActiveContext(view.device):
             current = library.current_stream(view.device)
             handle = current if stream is None else stream_handle(stream)
-            call = Call(library, array, view, view.device, handle, self.plan.problem.typical_batch)
+            call = Call(library, array, view, view.device, handle, self.plan.problem.sizes)
             with contextlib.nullcontext() if handle == current else library.use_stream(handle, view.device):
                 return self._prepare(call)
 
@@ -145,22 +145,25 @@ class CudaProgram:
     ) -> None:
         self.close()
 
-    def _batch(self, view: View, n: int | None) -> int:
-        fixed = self._fixed_batch
-        if fixed is None:
-            # The first input is x or dy, whose first extent is the batch.
-            return n if n is not None else view.shape[0] if view.shape else 0
-        if n is not None and n != fixed:
-            raise UsageError(f"n={n}: the plan is compiled for a batch of {fixed}; use n=* in the problem")
-        return fixed
+    def _sizes(self, inputs: Mapping[str, Any]) -> Sizes:
+        if self._fixed is not None:
+            return self._fixed
+
+        def shape(name: str) -> tuple[int, ...]:
+            library, array = native(name, inputs[name])
+            return library.view(array).shape
+
+        return self.plan.problem.sizes_of(shape)
 
     # --- one run --------------------------------------------------------------------------------------
 
     def _run(
         self, call: Call, inputs: Mapping[str, Any], given: Mapping[str, Any], prepared: PreparedWeights | None
     ) -> dict[str, Any]:
-        size = self.sized(call.n, () if prepared is None else self.preparation.buffers)
-        addresses = {"batch": call.n} if prepared is None else {"batch": call.n, **prepared.addresses}
+        size = self.sized(call.sizes, () if prepared is None else self.preparation.buffers)
+        addresses = {size_key(name): value for name, value in call.sizes.items}
+        if prepared is not None:
+            addresses |= prepared.addresses
         kept: list[Any] = []
         read: list[tuple[int, int]] = []
         for tensor in size.inputs:
@@ -212,10 +215,10 @@ class CudaProgram:
         return results
 
     def _prepare(self, call: Call) -> PreparedWeights:
-        size = self.sized(call.n)
+        size = self.sized(call.sizes)
         tensor = next(tensor for tensor in size.inputs if tensor.name == WEIGHTS)
         address, copied = readable(tensor, call.first, call)
-        nbytes, offsets = self.plan.arranged(call.n, self.preparation.buffers)
+        nbytes, offsets = self.plan.arranged(call.sizes, self.preparation.buffers)
         owners: list[Any] = []
         addresses = {WEIGHTS: address}
         if nbytes:

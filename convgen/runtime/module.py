@@ -11,7 +11,7 @@ from typing import Any
 from convgen.binding import TEXTURE_FORMATS, dynamic_shared, symbols, textures
 from convgen.compiler import Binary
 from convgen.errors import DeviceError
-from convgen.plan import BatchArg, Launch, Param, Plan, ScalarArg, TensorArg, TextureArg, WorkspaceArg
+from convgen.plan import Launch, Param, Plan, ScalarArg, SizeArg, TensorArg, TextureArg, WorkspaceArg
 from convgen.problem import TensorSpec
 from convgen.runtime.driver import CudaError, check, driver
 
@@ -62,13 +62,18 @@ class Arguments:
         """For each step of the plan the address to hand to cuLaunchKernel; 0 where it is no launch."""
 
 
-def _key(arg: TensorArg | WorkspaceArg | BatchArg | TextureArg, all_textures: tuple[TextureArg, ...]) -> str:
+def _key(arg: TensorArg | WorkspaceArg | SizeArg | TextureArg, all_textures: tuple[TextureArg, ...]) -> str:
     match arg:
-        case BatchArg():
-            return "batch"
+        case SizeArg(size):
+            return size_key(size)
         case TextureArg():
             return f"texture.{all_textures.index(arg)}"
     return address_key(arg)
+
+
+def size_key(size: str) -> str:
+    """The key of a size that is known at launch only."""
+    return f"size.{size}"
 
 
 def _scalar_bits(value: int | float, parameter: Param) -> int:

@@ -13,18 +13,18 @@ import numpy.typing as npt
 from convgen.errors import SimulatorFault, UsageError
 from convgen.plan import (
     Arg,
-    BatchArg,
     CopyToSymbol,
     Launch,
     Memset,
     Plan,
     ScalarArg,
+    SizeArg,
     TensorArg,
     TextureArg,
     WorkspaceArg,
     extent_at,
 )
-from convgen.problem import Conv, DType, TensorSpec
+from convgen.problem import DType, Problem, TensorSpec
 from convgen.runtime.arrays import wrong_names
 from convgen.runtime.physical import check_array, check_writable, flat, unflat
 from convgen.runtime.sampling import BlockSample
@@ -70,12 +70,12 @@ class SimProgram:
         `outputs` are filled; with `problem.accumulate` their values are read first. Elements that no block wrote
         are left as 0xFF bytes. `blocks` samples the last launch; earlier ones always run whole.
         Raises UsageError for an array that is missing, none of the problem's, no NumPy array, of another shape, type or
-        byte order, or an output that cannot be written; ProblemError for a batch beyond the problem's bound;
+        byte order, or an output that cannot be written; ProblemError for a size beyond the problem's bound;
         SimulatorFault for a copy past a symbol.
         """
         _check_names("inputs", inputs, self.plan.inputs)
         _check_names("outputs", outputs, self.plan.outputs)
-        problem = self._problem(inputs[self.plan.inputs[0].name])
+        problem = self._problem(inputs)
         for spec in problem.inputs:
             check_array(spec, inputs[spec.name])
         for spec in problem.outputs:
@@ -85,12 +85,12 @@ class SimProgram:
         report = run.steps()
         return SimResult(report, run.results(outputs))
 
-    def _problem(self, first: npt.NDArray[Any]) -> Conv:
-        """The problem with its batch fixed. The first input is x or dy, whose first extent is the batch."""
-        if not self.plan.problem.is_runtime_batch:
-            return self.plan.problem
-        shape = np.shape(first)
-        return self.plan.problem.at(shape[0] if shape else 0)
+    def _problem(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Problem:
+        """The problem with its sizes fixed."""
+        problem = self.plan.problem
+        if not problem.runtime_sizes:
+            return problem
+        return problem.with_sizes(problem.sizes_of(lambda name: np.shape(inputs[name])))
 
 
 def build(plans: Sequence[Plan], sources: Sequence[str], mode: Mode = Mode.CHECK) -> list[SimProgram]:
@@ -104,7 +104,7 @@ class _Run:
     def __init__(
         self,
         program: SimProgram,
-        problem: Conv,
+        problem: Problem,
         inputs: Mapping[str, npt.NDArray[Any]],
         outputs: Mapping[str, npt.NDArray[Any]],
         blocks: BlockSample | None,
@@ -112,7 +112,7 @@ class _Run:
     ) -> None:
         self.program = program
         self.problem = problem
-        self.n = problem.typical_batch
+        self.sizes = problem.sizes
         self.sample = blocks
         self.workers = workers
         self.memory = Memory()
@@ -124,7 +124,7 @@ class _Run:
         self.workspace = {
             buffer.name: self.memory.allocate(
                 buffer.name,
-                extent_at(buffer.nbytes, self.n),
+                extent_at(buffer.nbytes, self.sizes),
                 writable=True,
                 initialised=False,
                 granule=_granule(program.plan, buffer.name),
@@ -162,7 +162,8 @@ class _Run:
         return report
 
     def _launch(self, step: Launch, sample: BlockSample | None) -> Report:
-        grid = (extent_at(step.grid[0], self.n), extent_at(step.grid[1], self.n), extent_at(step.grid[2], self.n))
+        x, y, z = (extent_at(extent, self.sizes) for extent in step.grid)
+        grid = (x, y, z)
         if 0 in grid:
             return Report()
         return self.program.library.launch(
@@ -181,13 +182,13 @@ class _Run:
         match arg:
             case TensorArg() | WorkspaceArg():
                 return self._block(arg)
-            case BatchArg():
-                return self.n
+            case SizeArg(size):
+                return self.sizes[size]
             case ScalarArg():
                 return arg.value
             case TextureArg():
                 half = self.problem.tensor(arg.tensor).dtype is DType.FP16
-                height = extent_at(arg.height, self.n)
+                height = extent_at(arg.height, self.sizes)
                 return Texture(self.tensors[arg.tensor], arg.width, height, arg.pitch_bytes, half)
 
     def _block(self, arg: TensorArg | WorkspaceArg) -> Block:

@@ -1,4 +1,4 @@
-"""A plan with its batch fixed: the numbers that a run needs, worked out once."""
+"""A plan with its sizes fixed: the numbers that a run needs, worked out once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from convgen.binding import nbytes_of, required_alignment, textures
 from convgen.plan import Launch, Memset, Plan, WorkspaceArg, extent_at
-from convgen.problem import TensorSpec
+from convgen.problem import Sizes, TensorSpec
 from convgen.runtime.arrays import ACCEPTED_DTYPES
 from convgen.runtime.module import address_key
 
@@ -42,23 +42,23 @@ class Sized:
         return 0 in self.steps[index]
 
 
-def sized(plan: Plan, n: int, without: tuple[str, ...] = ()) -> Sized:
-    """The plan for a batch of `n`; the workspace buffers `without` are somewhere else."""
-    problem = plan.problem.at(n) if plan.problem.is_runtime_batch else plan.problem
+def sized(plan: Plan, sizes: Sizes, without: tuple[str, ...] = ()) -> Sized:
+    """The plan for those sizes; the workspace buffers `without` are somewhere else."""
+    problem = plan.problem.with_sizes(sizes)
     steps: list[tuple[int, ...]] = []
     for step in plan.steps:
         if isinstance(step, Launch):
-            steps.append(tuple(extent_at(extent, n) for extent in step.grid))
+            steps.append(tuple(extent_at(extent, sizes) for extent in step.grid))
         elif isinstance(step, Memset):
-            steps.append((extent_at(nbytes_of(plan, step.destination), n),))
+            steps.append((extent_at(nbytes_of(plan, step.destination), sizes),))
         else:
             steps.append((step.nbytes,))
-    workspace_bytes, offsets = plan.arranged(n, [b.name for b in plan.workspace if b.name not in without])
+    workspace_bytes, offsets = plan.arranged(sizes, [b.name for b in plan.workspace if b.name not in without])
     return Sized(
         inputs=tuple(_tensor(plan, spec) for spec in problem.inputs),
         outputs=tuple(_tensor(plan, spec) for spec in problem.outputs),
         steps=tuple(steps),
-        heights=tuple(extent_at(texture.height, n) for texture in textures(plan)),
+        heights=tuple(extent_at(texture.height, sizes) for texture in textures(plan)),
         workspace_bytes=workspace_bytes,
         offsets=tuple((address_key(WorkspaceArg(name)), at) for name, at in offsets.items()),
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from convgen.errors import UsageError
+from convgen.problem import Sizes
 from convgen.runtime.arrays import Library, View, native
 from convgen.runtime.sized import Tensor
 
@@ -18,7 +19,7 @@ class Call(NamedTuple):
     view: View
     device: int
     stream: int
-    n: int
+    sizes: Sizes
 
 
 def readable(tensor: Tensor, array: Any, call: Call) -> tuple[int, Any]:

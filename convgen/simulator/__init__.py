@@ -6,7 +6,7 @@ and returns a `Report` of faults and counters.
 
 from __future__ import annotations
 
-from convgen.simulator.library import Argument, Library, Mode, Texture, build
+from convgen.simulator.library import Argument, Library, Mode, Texture, build, launch_timeout
 from convgen.simulator.memory import Block, Memory
 from convgen.simulator.report import Counters, Fault, FaultKind, Report, Site, SourceLine
 from convgen.simulator.units import Unit
@@ -26,4 +26,5 @@ __all__ = [
     "Texture",
     "Unit",
     "build",
+    "launch_timeout",
 ]

@@ -10,7 +10,6 @@ import enum
 import functools
 import math
 import os
-import tempfile
 import threading
 import weakref
 from collections.abc import Sequence
@@ -24,13 +23,14 @@ from convgen.simulator.findings import Findings
 from convgen.simulator.lines import LineTable
 from convgen.simulator.memory import Block, Memory
 from convgen.simulator.report import Report
-from convgen.simulator.toolchain import build_library
+from convgen.simulator.toolchain import build_library, working_folder
 from convgen.simulator.units import KernelLike, Unit, constants_name, entry_name, translation_unit
 
 MAX_FAULTS = 256
 MAX_SITES = 8192
 MAX_THREADS = 1024
 MAX_SHARED_BYTES = 227 * 1024
+DEFAULT_TIMEOUT = "600"
 MAX_TIMEOUT = 10_000_000
 
 
@@ -69,7 +69,8 @@ _SCALARS: dict[str, type[ctypes._SimpleCData]] = {  # type: ignore[type-arg]
 def build(units: Sequence[Unit], mode: Mode) -> Library:
     """Build the units into one library, or take it from the cache.
 
-    Raises CompileError with the compiler's log, DeviceError if the machine has no compiler.
+    Raises CompileError with the compiler's log, DeviceError if the machine has no compiler, or too little memory or
+    space for it.
     """
     return Library(build_library(translation_unit(units), check=mode is not Mode.FAST), tuple(units), mode)
 
@@ -122,7 +123,7 @@ class Library:
         ]
         pointers = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(v) for v in values))
         count = self.mode is Mode.COUNT
-        timeout = _timeout()
+        timeout = launch_timeout()
         buffers = memory.table(count=count)
         texture_table = (abi.Texture * max(1, len(textures)))(
             *(abi.Texture(t.block.address, t.pitch, t.width, t.height, t.is_half, t.block.index) for t in textures)
@@ -210,8 +211,9 @@ def _marshal(ctype: str, argument: Argument, textures: list[Texture]) -> ctypes.
     return _SCALARS[plain](argument)
 
 
-def _timeout() -> float:
-    text = os.environ.get("CONVGEN_SIM_TIMEOUT", "600")
+def launch_timeout() -> float:
+    """Seconds of CPU time for a block, by `CONVGEN_SIM_TIMEOUT`; see `Library.launch`. Raises UsageError."""
+    text = os.environ.get("CONVGEN_SIM_TIMEOUT") or DEFAULT_TIMEOUT
     try:
         seconds = float(text)
     except ValueError:
@@ -228,10 +230,10 @@ def _cores() -> int:
 def _load(image: bytes) -> ctypes.CDLL:
     with contextlib.suppress(OSError):  # where it is no library of its own, it is part of libc
         ctypes.CDLL("libm.so.6", ctypes.RTLD_GLOBAL)
-    with tempfile.NamedTemporaryFile(prefix="convgen-", suffix=".so") as file:  # loaded, it needs its name no more
-        file.write(image)
-        file.flush()
-        return ctypes.CDLL(file.name)
+    with working_folder() as folder:  # loaded, it needs its name no more
+        file = folder / "kernels.so"
+        file.write_bytes(image)
+        return ctypes.CDLL(str(file))
 
 
 def _unload(dll: ctypes.CDLL) -> None:

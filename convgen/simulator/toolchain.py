@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +58,18 @@ MAX_LOG_LINES = 60
 PATIENCE = 60.0
 """Seconds for a compiler to say what it is: zig takes several to start for the first time."""
 
+_ERRNOS = ("ENOSPC", "EDQUOT", "ENOMEM", "EACCES", "EROFS", "EIO", "EMFILE", "ENFILE", "EAGAIN")
+_OF_THE_MACHINE = re.compile(
+    "|".join(
+        (
+            *(re.escape(os.strerror(getattr(errno, name))) for name in _ERRNOS),
+            *("memory exhausted", "out of memory", "Killed", "Bus error", "(cannot|unable to) execute"),
+            *("NoSpaceLeft", "OutOfMemory", "AccessDenied"),  # zig's own words
+        )
+    )
+)
+"""What a compiler's log says where the machine, not the source, is at fault."""
+
 
 @dataclass(frozen=True)
 class Compiler:
@@ -64,19 +80,30 @@ class Compiler:
     version: str
 
     def compile(self, source: Path, flags: tuple[str, ...], output: Path) -> None:
-        """Compile one C++ file to an object. Raises CompileError with the compiler's log."""
+        """Compile one C++ file to an object. Raises CompileError with the compiler's log, DeviceError for want of
+        memory, space or a part of the compiler."""
         tuned = INSTRUMENTATION_FLAGS[self.family] if "-fsanitize=thread" in flags else ()
         self._run("-x", "c++", *COMMON_FLAGS, *flags, *tuned, "-c", str(source), "-o", str(output))
 
     def link(self, objects: tuple[Path, ...], output: Path) -> None:
-        """Link objects to a shared library. Raises CompileError with the linker's log."""
+        """Link objects to a shared library. Raises as `compile` does."""
         self._run("-shared", *map(str, objects), "-o", str(output), *LINK_FLAGS[self.family])
 
     def _run(self, *arguments: str) -> None:
         done = _call(self.command, *arguments)
-        if done.returncode:
-            log = "\n".join(done.stderr.strip().splitlines()[:MAX_LOG_LINES])
-            raise CompileError(f"{' '.join(self.command)} failed on the simulator's source:\n{log}")
+        if not done.returncode:
+            return
+        lines = done.stderr.strip().splitlines()
+        hindrance = next(filter(_OF_THE_MACHINE.search, lines), None)
+        # A source that is refused is refused with a reason.
+        if hindrance is not None or not lines:
+            said = hindrance or f"it ended with status {done.returncode} and no word"
+            raise DeviceError(
+                f"{' '.join(self.command)} cannot work on this machine ({said}): free memory and space, or set TMPDIR "
+                "to a folder with room"
+            )
+        log = "\n".join(lines[:MAX_LOG_LINES])
+        raise CompileError(f"{' '.join(self.command)} failed on the simulator's source:\n{log}")
 
 
 @functools.cache
@@ -134,7 +161,7 @@ def _call(command: tuple[str, ...], *arguments: str, timeout: float | None = Non
             capture_output=True,
             encoding="utf-8",
             errors="replace",
-            env=_zig_environment() if "ziglang" in command else None,
+            env={**os.environ, "LC_ALL": "C", **(_zig_environment() if "ziglang" in command else {})},
             timeout=timeout,
             check=False,
         )
@@ -147,7 +174,7 @@ def _call(command: tuple[str, ...], *arguments: str, timeout: float | None = Non
 def _zig_environment() -> dict[str, str]:
     """Zig does not start without a folder for its own cache, which it would look for in HOME."""
     folder = str(_zig_folder())
-    return {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder, **os.environ}
+    return {name: os.environ.get(name) or folder for name in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")}
 
 
 @functools.cache
@@ -167,6 +194,19 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="convgen-zig-")
 
 
+@contextlib.contextmanager
+def working_folder() -> Iterator[Path]:
+    """A temporary folder. Raises DeviceError for whatever its file system refuses while it is in use."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="convgen-") as name:
+            yield Path(name)
+    except OSError as error:
+        raise DeviceError(
+            f"the simulator cannot work in its temporary folder ({error}): set TMPDIR to a folder with room, from "
+            "which programs may be loaded"
+        ) from error
+
+
 def build_library(text: str, *, check: bool) -> bytes:
     """The shared library of this C++ text and the simulator's runtime, from the cache if it is there.
 
@@ -178,8 +218,7 @@ def build_library(text: str, *, check: bool) -> bytes:
     found = default_cache().get(key)
     if found is not None:
         return found
-    with tempfile.TemporaryDirectory(prefix="convgen-") as name:
-        folder = Path(name)
+    with working_folder() as folder:
         source, runtime, library = folder / "kernels.cpp", folder / "runtime.o", folder / "kernels.so"
         source.write_text(text, encoding="utf-8")
         runtime.write_bytes(_runtime_object(compiler, folder))

@@ -10,9 +10,10 @@ import importlib
 import pkgutil
 
 from convgen.errors import UsageError
+from convgen.problem import Problem
 from convgen.strategies.base import Strategy
 
-__all__ = ["Strategy", "all_strategies", "get_strategy"]
+__all__ = ["Strategy", "all_strategies", "get_strategy", "strategies_of"]
 
 
 @functools.cache
@@ -21,6 +22,11 @@ def all_strategies() -> tuple[Strategy, ...]:
     modules = (importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__))
     found = [m.STRATEGY for m in modules if hasattr(m, "STRATEGY")]
     return tuple(sorted(found, key=lambda s: s.name))
+
+
+def strategies_of(problem: Problem) -> tuple[Strategy, ...]:
+    """Those that are for problems of that type, sorted by name."""
+    return tuple(strategy for strategy in all_strategies() if isinstance(problem, strategy.solves))
 
 
 def get_strategy(name: str) -> Strategy:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from convgen.plan import Plan
-from convgen.problem import Conv
 from convgen.space import Space
 from convgen.target import Target
 
@@ -13,8 +12,14 @@ from convgen.target import Target
 class Strategy(Protocol):
     """An algorithm for a problem. Stateless: every method is a pure function of its arguments.
 
-    `Any` stands for the strategy's own config class, whose base is `space.Config`.
+    `Any` stands for the problem it solves, and for the strategy's own config class, whose base is `space.Config`.
     """
+
+    solves: type
+    """The type of problem it is for."""
+
+    template: str
+    """Beneath `templates/`: what its kernels are made of; or the absolute path of one outside the package."""
 
     name: str
     """Template name, database key and test name. Never changes."""
@@ -22,20 +27,20 @@ class Strategy(Protocol):
     summary: str
     """One line for `convgen list strategies`."""
 
-    def why_not(self, problem: Conv, target: Target) -> str | None:
+    def why_not(self, problem: Any, target: Target) -> str | None:
         """The reason the strategy does not apply, as a sentence; None if it does."""
 
-    def space(self, problem: Conv, target: Target) -> Space:
+    def space(self, problem: Any, target: Target) -> Space:
         """The dimensions worth searching for this problem."""
 
-    def check(self, problem: Conv, config: Any, target: Target) -> None:
+    def check(self, problem: Any, config: Any, target: Target) -> None:
         """Raise ConfigError with the broken rule and its why. The one legality check there is."""
 
-    def default(self, problem: Conv, target: Target) -> Any:
+    def default(self, problem: Any, target: Target) -> Any:
         """A config that always passes `check`, in constant time."""
 
-    def cost(self, problem: Conv, config: Any, target: Target) -> float:
+    def cost(self, problem: Any, config: Any, target: Target) -> float:
         """Predicted seconds: traffic, FMA issue, occupancy, waves and launches."""
 
-    def lower(self, problem: Conv, config: Any, target: Target) -> Plan:
+    def lower(self, problem: Any, config: Any, target: Target) -> Plan:
         """The plan for a config that passes `check`."""

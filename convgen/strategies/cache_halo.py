@@ -29,7 +29,9 @@ SMALLEST = CacheHaloConfig(1, 1, 1, 1, 1, "global")
 class CacheHalo:
     """See the module's text."""
 
+    solves = Conv
     name = "cache_halo"
+    template = "conv/cache_halo.cu.j2"
     summary = "the core of the input tile in shared memory, its halo through L1 and L2; one thread a position"
 
     def why_not(self, problem: Conv, target: Target) -> str | None:
@@ -119,7 +121,7 @@ class CacheHalo:
         }
         return Plan(
             problem, self.name, c, target,
-            template="conv/cache_halo.cu.j2",
+            template=self.template,
             constants=constants,
             kernels=(launch.kernel,),
             steps=() if g.is_empty else (*operands.filter_copy(g, c.filter), launch),

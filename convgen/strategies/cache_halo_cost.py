@@ -9,7 +9,7 @@ import math
 
 from convgen.gather import Gather
 from convgen.plan import extent_at
-from convgen.problem import Conv
+from convgen.problem import Conv, Sizes
 from convgen.strategies import cache_halo_tiling as tiling
 from convgen.strategies.cache_halo_tiling import AxisCore, CacheHaloConfig
 from convgen.strategies.cost_model import CONSTANT_COPY_SECONDS, Work, kernel_seconds, pieces
@@ -42,7 +42,7 @@ def _work(problem: Conv, g: Gather, c: CacheHaloConfig, target: Target) -> Work:
     item, half = g.x.dtype.itemsize, g.x.dtype.itemsize < 4
     cores, constant = tiling.cores(g, c), c.filter == "constant"
     threads = math.prod(tiling.block(c))
-    blocks = extent_at(tiling.grid_x(g, c), g.typical_batch)
+    blocks = extent_at(tiling.grid_x(g, c), Sizes.of(n=g.typical_batch))
     unrolled = tiling.unrolled(g, c)
     loops = g.q_size * math.prod(a.taps for a in g.axes if a.name not in unrolled)
     reads = g.q_size * g.taps

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from convgen.gather import Gather
-from convgen.plan import BatchExtent, Extent, Placement
+from convgen.plan import Extent, Placement, batch_extent, extent_at
 from convgen.problem import Activation, Conv, DType, PadMode
 from convgen.space import Config
 from convgen.strategies import operands
@@ -122,13 +122,13 @@ def per_batch(g: Gather, total: int, by: int = 1) -> Extent:
     A runtime batch appears in y only as the outer extent (fprop, dgrad), so the count is proportional to it.
     """
     if g.batch is None:
-        return BatchExtent(total // g.typical_batch, by)
+        return batch_extent(total // g.typical_batch, by)
     return -(-total // by)
 
 
 def largest_extent(problem: Conv, extent: Extent) -> int:
     """The extent at the largest batch the problem admits (its typical one if that has no bound)."""
-    return extent.at(problem.max_batch or problem.typical_batch) if isinstance(extent, BatchExtent) else extent
+    return extent_at(extent, problem.largest or problem.sizes)
 
 
 def steps(*indices: tuple[int | None, int]) -> tuple[int, ...]:

@@ -26,7 +26,9 @@ TEXTURE_WIDTH, TEXTURE_HEIGHT, TEXTURE_PITCH = 131072, 65000, 32
 class Direct:
     """See the module's text."""
 
+    solves = Conv
     name = "direct"
+    template = "conv/direct.cu.j2"
     summary = "one or several outputs a thread, inputs straight from global memory; covers every Conv"
 
     def why_not(self, problem: Conv, target: Target) -> str | None:
@@ -174,7 +176,7 @@ class Direct:
         launches = (main, reduce) if parts > 1 else (main,)
         return Plan(
             problem, self.name, c, target,
-            template="conv/direct.cu.j2",
+            template=self.template,
             constants=self._constants(problem, g, c, main.kernel) | partial_sums.constants(g, reduce, parts),
             kernels=tuple(launch.kernel for launch in launches),
             steps=() if g.is_empty else (*operands.filter_copy(g, c.filter), *launches),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from convgen.gather import Axis, Gather
-from convgen.plan import BatchExtent, Extent
+from convgen.plan import Extent, batch_extent
 from convgen.space import Config
 from convgen.strategies import common
 
@@ -58,7 +58,7 @@ def grid_x(g: Gather, c: DirectConfig) -> Extent:
     tiled = tile_axis(g, c).out
     tiles = g.out // tiled * -(-tiled // c.tile_position)
     if g.batch is None:
-        return BatchExtent(tiles, c.threads_column, channel_blocks)
+        return batch_extent(tiles, c.threads_column, channel_blocks)
     return channel_blocks * -(-(-(-g.batch // c.tile_b) * tiles) // c.threads_column)
 
 

@@ -28,7 +28,9 @@ SMALLEST = HaloTiledConfig(1, 1, 1, 1, 1, 1, 1, 1, 1, "shared", 1)
 class HaloTiled:
     """See the module's text."""
 
+    solves = Conv
     name = "halo_tiled"
+    template = "conv/halo_tiled.cu.j2"
     summary = "the input tile and its halo in shared memory, a register block of results a thread"
 
     def why_not(self, problem: Conv, target: Target) -> str | None:
@@ -174,7 +176,7 @@ class HaloTiled:
         launch = operands.launch(name, taken, grid, t.threads_of_block, t.shared_bytes)
         return Plan(
             problem, self.name, c, target,
-            template="conv/halo_tiled.cu.j2",
+            template=self.template,
             constants=self._constants(problem, t, launch.kernel),
             kernels=(launch.kernel,),
             steps=() if g.is_empty else (*operands.filter_copy(g, c.filter), launch),

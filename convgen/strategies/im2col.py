@@ -15,7 +15,6 @@ from typing import Any
 from convgen.errors import ConfigError
 from convgen.gather import Gather, gather
 from convgen.plan import (
-    BatchExtent,
     Buffer,
     Extent,
     Launch,
@@ -25,6 +24,7 @@ from convgen.plan import (
     ScalarArg,
     Step,
     WorkspaceArg,
+    batch_extent,
 )
 from convgen.problem import Conv
 from convgen.space import Space
@@ -44,7 +44,9 @@ MAX_SPLITS = 64
 class Im2col:
     """See the module's text."""
 
+    solves = Conv
     name = "im2col"
+    template = "conv/im2col.cu.j2"
     summary = "the input unrolled into a matrix of patches in the workspace, then a register-blocked GEMM"
 
     def why_not(self, problem: Conv, target: Target) -> str | None:
@@ -177,7 +179,7 @@ class Im2col:
         launches = tuple(step for step in steps if isinstance(step, Launch))
         return Plan(
             problem, self.name, c, target,
-            template="conv/im2col.cu.j2",
+            template=self.template,
             constants=self._constants(problem, g, c, chunks, target, unrolls[0], gemms[0])
             | partial_sums.constants(g, reduce, parts),
             kernels=tuple(dict.fromkeys(launch.kernel for launch in launches)),
@@ -275,7 +277,7 @@ def _with_room(problem: Conv, g: Gather, c: Im2colConfig) -> Im2colConfig:
 
 def _unroll_blocks(g: Gather, chunks: Chunks) -> Extent:
     if chunks.batch is None:
-        return BatchExtent(g.groups * chunks.terms * -(-chunks.out // PACK), THREADS)
+        return batch_extent(g.groups * chunks.terms * -(-chunks.out // PACK), THREADS)
     return -(-g.groups * chunks.terms * chunks.columns // (PACK * THREADS))
 
 

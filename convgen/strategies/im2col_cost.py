@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from convgen.gather import Gather
 from convgen.plan import extent_at
-from convgen.problem import Conv
+from convgen.problem import Conv, Sizes
 from convgen.strategies import im2col_tiling as tiling
 from convgen.strategies import matrix_form
 from convgen.strategies.cost_model import LAUNCH_SECONDS, LINE, Work, kernel_seconds
@@ -70,7 +70,7 @@ def _product(
     in_place = c.patches == "in_place"
     along_terms, x_pack = tiling.matrix_access(g, c, chunks)
     tiles = len(chunks.starts) * extent_at(
-        tiling.column_tiles(g, c, chunks, tiling.channel_tiles(g, c)), g.typical_batch
+        tiling.column_tiles(g, c, chunks, tiling.channel_tiles(g, c)), Sizes.of(n=g.typical_batch)
     )
     steps = -(-(chunks.terms // c.block_k) // c.split_k)
     terms = steps * c.block_k

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from convgen.errors import ConfigError
 from convgen.gather import Gather
-from convgen.plan import BatchExtent, Extent
+from convgen.plan import Extent, batch_extent
 from convgen.problem import Conv
 from convgen.space import Config
 from convgen.strategies import matrix_form
@@ -108,13 +108,13 @@ def even(total: int, most: int) -> int:
 def column_tiles(g: Gather, c: Im2colConfig, chunks: Chunks, scale: int) -> Extent:
     """`scale` for every tile of a chunk's columns."""
     if chunks.batch is None:
-        return BatchExtent(chunks.out, c.block_n, scale)
+        return batch_extent(chunks.out, c.block_n, scale)
     return scale * -(-chunks.batch * chunks.out // c.block_n)
 
 
 def column_packs(chunks: Chunks, scale: int) -> Extent:
     """`scale` for every pack of a chunk's columns."""
-    return BatchExtent(chunks.out, PACK, scale) if chunks.batch is None else scale * (chunks.columns // PACK)
+    return batch_extent(chunks.out, PACK, scale) if chunks.batch is None else scale * (chunks.columns // PACK)
 
 
 def channel_tiles(g: Gather, c: Im2colConfig) -> int:

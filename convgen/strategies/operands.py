@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from convgen.gather import Gather
-from convgen.plan import Arg, BatchArg, CopyToSymbol, Extent, Kernel, Launch, Param, TensorArg
+from convgen.plan import Arg, CopyToSymbol, Extent, Kernel, Launch, Param, SizeArg, TensorArg
 from convgen.problem import Conv
 
 Operand = tuple[Param, Arg]
@@ -54,7 +54,7 @@ def epilogue(problem: Conv) -> tuple[Operand, ...]:
 def runtime_batch(g: Gather) -> tuple[Operand, ...]:
     """The batch under the name of its role, if it is known at run time only."""
     if g.batch is None:
-        return ((Param("batch", "int"), BatchArg()),)
+        return ((Param("batch", "int"), SizeArg("n")),)
     if g.q is None:
-        return ((Param("reduction", "int"), BatchArg()),)
+        return ((Param("reduction", "int"), SizeArg("n")),)
     return ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import signal
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -12,11 +13,11 @@ from typing import Literal
 
 from convgen.cache import content_key
 from convgen.compiler import Binary, compile_cuda
-from convgen.errors import CompileError, ConvgenError
+from convgen.errors import CompileError, ConvgenError, DeviceError
 from convgen.lowering import lower
 from convgen.plan import Plan
-from convgen.problem import Conv
-from convgen.processes import Announce, Child, ChildDied, ChildHung, ChildRaised, Pool, Serve
+from convgen.problem import Problem
+from convgen.processes import Announce, Child, ChildDied, ChildHung, ChildNotStarted, ChildRaised, Pool, Serve
 from convgen.render import render
 from convgen.space import Config
 from convgen.strategies import Strategy
@@ -47,7 +48,7 @@ class Build:
 
 @dataclass(frozen=True)
 class _Task:
-    problem: Conv
+    problem: Problem
     strategy: Strategy
     config: Config
     target: Target
@@ -65,10 +66,11 @@ class Builder:
         self._closed = False
         self._pool = Pool(workers, _server, backend, name="building")
 
-    def submit(self, problem: Conv, strategy: Strategy, config: Config, target: Target) -> Future[Build]:
-        """Build a candidate; whatever goes wrong is the build's status. Can be cancelled until it begins.
+    def submit(self, problem: Problem, strategy: Strategy, config: Config, target: Target) -> Future[Build]:
+        """Build a candidate; whatever is wrong with it is the build's status. Can be cancelled until it begins.
 
-        Its result raises ChildDied if the builder was closed meanwhile.
+        Its result raises DeviceError for what is wrong with the machine (no compiler, memory or space), ChildDied if
+        the builder was closed meanwhile.
         """
         return self._pool.submit(functools.partial(self._build, _Task(problem, strategy, config, target)))
 
@@ -85,23 +87,27 @@ class Builder:
             return Build(task.strategy.name, task.config, status=status, reason=reason, seconds=seconds)
 
         try:
-            build: Build = child.call(task, self._timeout)
+            reply: Build | DeviceError = child.call(task, self._timeout)
         except ChildHung as error:
             return lost("compile_timeout", f"building it took longer than {error.seconds:g} s and was stopped")
         except ChildDied as error:
             if self._closed:
                 raise
+            if isinstance(error, ChildNotStarted) or error.signal == signal.SIGKILL:
+                raise DeviceError(f"free memory, or build with fewer processes (--jobs): {error}") from error
             return lost("worker_died", str(error))
         except ChildRaised as error:
             return lost("failed", str(error))
-        return build
+        if isinstance(reply, DeviceError):
+            raise reply
+        return reply
 
 
 def _server(backend: Backend) -> Serve:
     return functools.partial(_built, backend)
 
 
-def _built(backend: Backend, task: _Task, announce: Announce) -> Build:
+def _built(backend: Backend, task: _Task, announce: Announce) -> Build | DeviceError:
     began = time.perf_counter()
     build = Build(task.strategy.name, task.config)
     try:
@@ -113,6 +119,10 @@ def _built(backend: Backend, task: _Task, announce: Announce) -> Build:
         )
         if backend == "cuda":
             build = dataclasses.replace(build, binary=compile_cuda(source, plan.target, name=f"{plan.name}.cu"))
+    except DeviceError as error:
+        return error
+    except (OSError, MemoryError) as error:
+        return DeviceError(f"{task.strategy.name} cannot be built on this machine: {error!r}")
     except CompileError as error:
         build = dataclasses.replace(build, status="compile_error", reason=str(error))
     except ConvgenError as error:

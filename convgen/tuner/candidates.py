@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from convgen.errors import ConfigError
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.space import Config, Value, is_number
 from convgen.strategies import Strategy
 from convgen.target import Target
@@ -48,7 +48,7 @@ class Domain:
     of checks, never the time. `features` has a row and `cost` (log of predicted seconds) an element for each.
     """
 
-    def __init__(self, strategy: Strategy, problem: Conv, target: Target, seed: int = 0) -> None:
+    def __init__(self, strategy: Strategy, problem: Problem, target: Target, seed: int = 0) -> None:
         self.strategy = strategy
         self.pool: list[Config] = []
         self._problem, self._target = problem, target

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from convgen.errors import ConvgenError, NotApplicableError, ProblemError, UsageError
-from convgen.lowering import applicable, lower
+from convgen.lowering import applicable, lower, why_not
 from convgen.plan import Plan
-from convgen.problem import Conv
+from convgen.problem import Problem, parse_problem
 from convgen.render import render
 from convgen.space import Config
-from convgen.strategies import Strategy, all_strategies
+from convgen.strategies import Strategy, strategies_of
 from convgen.target import Target
 from convgen.tuner.builder import Backend, program_key
 from convgen.tuner.keys import task_of, toolchains
 from convgen.tuner.neighbours import FARTHEST, distance
 from tuning_db import Layers, Toolchain, Trial
 
-Origin = Literal["tuned", "stale", "neighbour", "predicted"]
+Origin = Literal["tuned", "unfinished", "stale", "neighbour", "predicted"]
 
 WORSE = 1.5
 """A neighbour's config is not taken where the cost model predicts it this much slower than its strategy's default."""
@@ -31,6 +31,7 @@ class Decision:
     """A strategy and config that pass `check`, and why they were taken.
 
     tuned      the winner of this very problem and GPU, the same program as today's code makes
+    unfinished the same, of a search that was interrupted or left out strategies that apply
     stale      the same, by code or a compiler that has changed since
     neighbour  the winner of a similar problem on the same GPU
     predicted  the default that the cost model thinks fastest
@@ -49,11 +50,17 @@ class Decision:
         measured = f"{seconds:.4g} µs when it was measured on {self.trial.task.device}"
         if self.origin == "neighbour":
             return f"taken from a similar problem, {self.trial.task.problem} ({measured})"
-        return f"tuned: {measured}" + (", by code that has changed since" if self.origin == "stale" else "")
+        return f"tuned: {measured}{_RESERVES.get(self.origin, '')}"
+
+
+_RESERVES: Mapping[Origin, str] = {
+    "unfinished": ", in a search that was not finished or left out strategies; `convgen tune` goes on",
+    "stale": ", by code that has changed since",
+}
 
 
 def decide(
-    problem: Conv,
+    problem: Problem,
     target: Target,
     layers: Layers | None,
     *,
@@ -70,36 +77,59 @@ def decide(
         if workspace_limit is None:
             return decision
         plan = lower(problem, decision.strategy, decision.config, target)
-        needed = plan.workspace_bytes(problem.typical_batch)
+        needed = plan.workspace_bytes(problem.sizes)
         if needed <= workspace_limit:
             return decision
         least = needed if least is None else min(least, needed)
     raise UsageError(f"workspace_limit={workspace_limit}: {problem} needs at least {least} bytes")
 
 
-def ranked(problem: Conv, target: Target, layers: Layers | None, *, simulated: bool = False) -> Iterator[Decision]:
+def ranked(problem: Problem, target: Target, layers: Layers | None, *, simulated: bool = False) -> Iterator[Decision]:
     """Every decision there is, best first; the last ones are the defaults of all strategies that apply."""
     if layers is not None:
         # Asked first: ordering the defaults takes longer than finding a winner.
-        yield from known(problem, target, layers, all_strategies(), simulated=simulated)
+        yield from known(problem, target, layers, strategies_of(problem), simulated=simulated)
     for strategy in applicable(problem, target):
         yield Decision(strategy, strategy.default(problem, target), "predicted")
 
 
 def known(
-    problem: Conv, target: Target, layers: Layers, strategies: Sequence[Strategy], *, simulated: bool = False
+    problem: Problem, target: Target, layers: Layers, strategies: Sequence[Strategy], *, simulated: bool = False
 ) -> Iterator[Decision]:
     """What has been tuned, best first: the problem's own winner, then those of similar problems."""
-    current = toolchains(strategies)
-    found = layers.winner(task_of(problem, target, simulated=simulated), current)
-    if found is not None:
-        choice = restored(found.trial, problem, strategies, target)
-        if choice is not None:
-            trusted = found.tier == "trusted" or _is_same_program(
-                found.trial, lower(problem, *choice, target), current[choice[0].name], "sim" if simulated else "cuda"
-            )
-            yield Decision(*choice, "tuned" if trusted else "stale", found.trial)
+    own = stored(problem, target, layers, strategies, simulated=simulated)
+    if own is not None:
+        yield own
     yield from _neighbours(problem, target, layers, strategies, simulated)
+
+
+def stored(
+    problem: Problem, target: Target, layers: Layers, strategies: Sequence[Strategy], *, simulated: bool = False
+) -> Decision | None:
+    """The problem's own winner: of what is stored the best that is legal here. What is not is passed over, with one
+    warning."""
+    current = toolchains(strategies)
+    refused: list[str] = []
+    found = layers.winner(
+        task_of(problem, target, simulated=simulated),
+        current,
+        lambda trial: _restored(trial, problem, strategies, target, refused) is not None,
+    )
+    if refused:
+        warnings.warn(
+            f"the tuning database's config of {refused[0]}; the next best is taken. `convgen db forget` removes such, "
+            "`convgen tune --retune` replaces it",
+            stacklevel=2,
+        )
+    choice = None if found is None else _restored(found.trial, problem, strategies, target, refused)
+    if found is None or choice is None:
+        return None
+    trusted = found.tier == "trusted" or _is_same_program(
+        found.trial, lower(problem, *choice, target), current[choice[0].name], "sim" if simulated else "cuda"
+    )
+    usable = [s.name for s in strategies if why_not(problem, s, target) is None]
+    origin: Origin = "stale" if not trusted else "tuned" if layers.is_searched(found, usable) else "unfinished"
+    return Decision(*choice, origin, found.trial)
 
 
 def _is_same_program(trial: Trial, plan: Plan, current: Toolchain, backend: Backend) -> bool:
@@ -109,28 +139,24 @@ def _is_same_program(trial: Trial, plan: Plan, current: Toolchain, backend: Back
     return bool(trial.source_key) and trial.source_key == program_key(plan, render(plan), backend)
 
 
-def restored(
-    trial: Trial, problem: Conv, strategies: Sequence[Strategy], target: Target
+def _restored(
+    trial: Trial, problem: Problem, strategies: Sequence[Strategy], target: Target, refused: list[str]
 ) -> tuple[Strategy, Config] | None:
-    """A stored config, checked as a proposal would be; None, with one warning, if it is not legal here."""
+    """A stored config, checked as a proposal would be; None if it is not legal here, and then `refused` has why."""
     strategy = next((s for s in strategies if s.name == trial.strategy), None)
-    if strategy is None or strategy.why_not(problem, target) is not None:
+    if strategy is None or why_not(problem, strategy, target) is not None:
         return None
     try:
         config = strategy.space(problem, target).config_type.from_mapping(trial.config)
         strategy.check(problem, config, target)
     except ConvgenError as error:
-        warnings.warn(
-            f"the tuning database's config of {trial.strategy} for {problem} is not legal ({error}); it is passed "
-            "over. `convgen db forget` removes it, `convgen tune` replaces it",
-            stacklevel=2,
-        )
+        refused.append(f"{trial.strategy} for {problem} is not legal ({error})")
         return None
     return strategy, config
 
 
 def _neighbours(
-    problem: Conv, target: Target, layers: Layers, strategies: Sequence[Strategy], simulated: bool
+    problem: Problem, target: Target, layers: Layers, strategies: Sequence[Strategy], simulated: bool
 ) -> Iterator[Decision]:
     by_distance: list[tuple[float, int, Trial]] = []
     for position, trial in enumerate(layers.neighbours(task_of(problem, target, simulated=simulated))):
@@ -149,9 +175,9 @@ def _neighbours(
             yield Decision(strategy, config, "neighbour", trial)
 
 
-def _legal(strategy: Strategy, values: Mapping[str, Any], problem: Conv, target: Target) -> Config | None:
+def _legal(strategy: Strategy, values: Mapping[str, Any], problem: Problem, target: Target) -> Config | None:
     # That a neighbour's config does not fit is no fault of the database's.
-    if strategy.why_not(problem, target) is not None:
+    if why_not(problem, strategy, target) is not None:
         return None
     try:
         config = strategy.space(problem, target).config_type.from_mapping(values)
@@ -161,8 +187,8 @@ def _legal(strategy: Strategy, values: Mapping[str, Any], problem: Conv, target:
     return config
 
 
-def _parse(text: str) -> Conv | None:
+def _parse(text: str) -> Problem | None:
     try:
-        return Conv.parse(text)
+        return parse_problem(text)
     except (ProblemError, NotApplicableError):
         return None

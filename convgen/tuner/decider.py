@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.target import Target
 from convgen.tuner.decide import Decision, ranked
 from convgen.tuner.events import Budget
@@ -34,11 +34,13 @@ class DatabaseDecider:
                 self._layers = open_layers()
             return self._layers
 
-    def ranked(self, problem: Conv, target: Target) -> Sequence[Decision]:
+    def ranked(self, problem: Problem, target: Target) -> Sequence[Decision]:
         """Best first: what was tuned, neighbours' winners, the defaults. Raises NotApplicableError."""
         return tuple(ranked(problem, target, self.layers))
 
-    def tune(self, problem: Conv, target: Target, device: int, *, time_limit: float | None, trials: int | None) -> None:
+    def tune(
+        self, problem: Problem, target: Target, device: int, *, time_limit: float | None, trials: int | None
+    ) -> None:
         """Search the problem on that device, and record what is found. Raises DeviceError, NotApplicableError."""
         with self._searching:
             self._tuner_for(target, device, Budget(trials=trials, seconds=time_limit)).tune(problem)

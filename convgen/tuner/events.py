@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from convgen.measure import Timing
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.space import Config
 from convgen.strategies import Strategy
 
@@ -45,7 +45,7 @@ class Measured:
 class TuneResult:
     """What a search, or the database in its place, says of one problem."""
 
-    problem: Conv
+    problem: Problem
     outcome: Literal["served", "finished", "interrupted"]
     """From the database without a trial; searched to its budget; or stopped before that."""
     best: Measured | None
@@ -74,7 +74,7 @@ class TuneResult:
 class Progress:
     """How far a search has come, after every candidate."""
 
-    problem: Conv
+    problem: Problem
     latest: Measured | None
     best: Measured | None
     statuses: Mapping[str, int]

@@ -6,23 +6,26 @@ import ast
 import functools
 import importlib.util
 import sys
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from convgen.cache import content_key
 from convgen.compiler import nvrtc_version
 from convgen.measure import PROTOCOL
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.render import template_files
 from convgen.strategies import Strategy, all_strategies
 from convgen.target import Target
 from tuning_db import Task, Toolchain
 
+_parsing = threading.Lock()  # Python 3.11 counts the depth of all threads' syntax trees as one, and raises
+
 SIMULATED = "sim-"
 """Prefix of a device whose times are a cost model's: they never serve a GPU."""
 
 
-def task_of(problem: Conv, target: Target, family: str = "", *, simulated: bool = False) -> Task:
+def task_of(problem: Problem, target: Target, family: str = "", *, simulated: bool = False) -> Task:
     """What is looked up and recorded for a problem on a target."""
     major, minor = target.compute_capability
     return Task(
@@ -30,7 +33,7 @@ def task_of(problem: Conv, target: Target, family: str = "", *, simulated: bool 
         op=problem.op,
         direction=problem.direction.value,
         dtype=problem.dtype.value,
-        layout=problem.layout.text(problem.nd),
+        layout=problem.layout_name,
         device=f"{SIMULATED}{target.name}" if simulated else target.name,
         capability=f"{major}.{minor}",
         sm_count=target.sm_count,
@@ -48,15 +51,15 @@ def toolchains(strategies: Iterable[Strategy] | None = None) -> Mapping[str, Too
 def codegen_hash(strategy: Strategy) -> str:
     """A hash of the Python modules and templates that a strategy's kernels are made by.
 
-    Those are its module with all of `convgen.strategies` and `convgen.gather` that it imports, and the template of its
-    name with all that it includes. Other strategies' files are not among them: editing one leaves the rest trusted.
+    Those are its module with all of `convgen.strategies` and `convgen.gather` that it imports, and its template with
+    all that it includes. Other strategies' files are not among them: editing one leaves the rest trusted.
     """
-    return _hash_of(type(strategy).__module__, strategy.name)
+    return _hash_of(type(strategy).__module__, strategy.template)
 
 
 @functools.cache
-def _hash_of(module: str, name: str) -> str:
-    files = [*_module_files(module), *template_files(f"conv/{name}.cu.j2")]
+def _hash_of(module: str, template: str) -> str:
+    files = [*_module_files(module), *template_files(template)]
     return content_key(*(part for file in files for part in (file.name, file.read_bytes())))[:16]
 
 
@@ -82,7 +85,9 @@ def _file_of(module: str) -> Path | None:
 @functools.cache
 def _imports(file: Path) -> tuple[str, ...]:
     found: list[str] = []
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    with _parsing:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             found.append(node.module)
             if node.module == "convgen.strategies":

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.processes import Announce
 from convgen.tuner.builder import Build
 from convgen.tuner.outcome import Outcome
@@ -47,11 +47,14 @@ class Measurer(Protocol):
     What it announces: "build", "load", "run", "verify" and "time", each round anew.
     """
 
-    def start(self, problem: Conv, seed: int) -> None:
+    def start(self, problem: Problem, seed: int) -> None:
         """Make the problem's inputs and what is right. Raises DeviceError or MemoryError if it cannot."""
 
     def measure(self, build: Build, incumbent: float | None, announce: Announce) -> Verdict:
-        """Verify a build that is ok and, if it is right, time it against the incumbent's seconds."""
+        """Verify a build that is ok and, if it is right, time it against the incumbent's seconds.
+
+        Raises DeviceError for what is wrong with the machine rather than with the build.
+        """
 
     def finals(self, builds: Sequence[Build], rounds: int, announce: Announce) -> Finals:
         """Time builds that were right, in one interleaved session of as many rounds for each."""

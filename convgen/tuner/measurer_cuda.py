@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from convgen.errors import DeviceError
 from convgen.measure import BufferSets, Replay, Rounds, SharedWorkspace, Stage, Timing, adaptive, repeat
 from convgen.plan import Numerics
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.processes import Announce
 from convgen.runtime.cuda import CudaProgram, load
 from convgen.runtime.nvml import Nvml
@@ -44,7 +44,7 @@ class CudaMeasurer:
         self._sets: BufferSets | None = None
         self._oracles: Oracles | None = None
 
-    def start(self, problem: Conv, seed: int) -> None:
+    def start(self, problem: Problem, seed: int) -> None:
         xp = self._xp
         self._sets = self._oracles = None
         xp.get_default_memory_pool().free_all_blocks()
@@ -164,8 +164,7 @@ class CudaMeasurer:
         self._stream.synchronize()
         announce("verify")
         oracle = self._oracle
-        [output] = self._sets.outputs[last].values()
-        comparison = verify.judge(oracle, numerics, output, self._settings.seed)
+        comparison = verify.judge(oracle, numerics, self._sets.outputs[last], self._settings.seed)
         return "" if comparison.ok else f"wrong when run again: {comparison.report()}"
 
     def _interleaved(

@@ -12,8 +12,9 @@ from itertools import count
 from convgen.cache import content_key
 from convgen.errors import CompileError, ConvgenError, DeviceError, SimulatorFault
 from convgen.measure import adaptive
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.processes import Announce
+from convgen.simulator import launch_timeout
 from convgen.simulator.toolchain import find_compiler
 from convgen.target import Target
 from convgen.tuner.builder import Build
@@ -35,8 +36,9 @@ class SimMeasurer:
     def __init__(self, target: Target) -> None:
         self._target = target
 
-    def start(self, problem: Conv, seed: int) -> None:
+    def start(self, problem: Problem, seed: int) -> None:
         find_compiler()
+        launch_timeout()
         self._settings = Settings(self._target, "sim", seed)
         self._oracles = Oracles(self._settings)
         self._oracles.prepare(problem, sim.WHOLE_MACS)

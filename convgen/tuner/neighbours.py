@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from convgen.problem import Conv
+from convgen.problem import Conv, Problem
 
 FARTHEST = 8.0
 """Distance beyond which a winner says nothing: three doublings of a channel count and one of everything else."""
@@ -20,9 +20,9 @@ _WEIGHTS = {
 }
 
 
-def distance(a: Conv, b: Conv) -> float:
+def distance(a: Problem, b: Problem) -> float:
     """0 for equal shapes; each doubling of a size adds its weight, infinite where the problems are of another kind."""
-    if _kind(a) != _kind(b):
+    if not (isinstance(a, Conv) and isinstance(b, Conv)) or _kind(a) != _kind(b):
         return math.inf
     total = 0.0
     for name, sizes in _sizes(a).items():

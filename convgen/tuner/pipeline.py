@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import convgen
 from convgen.measure import Timing
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.ratios import order_interval, ratios
 from convgen.strategies import Strategy
 from convgen.target import Target
@@ -50,7 +50,7 @@ LOOKAHEAD = 2
 class Assignment:
     """What a pipeline works on, and with what."""
 
-    problem: Conv
+    problem: Problem
     target: Target
     family: str
     strategies: Sequence[Strategy]
@@ -231,8 +231,7 @@ class Pipeline:
         default = self._default()
         if default is not None and default not in finalists:
             finalists.append(default)
-        if len(finalists) < 2:
-            return
+        # One alone too: what is less well known would not be preferred to an earlier search's finalist.
         rounds = self._runner.finals([t.build for t in finalists], FINAL_ROUNDS)
         timed = [(tried, times) for tried, times in zip(finalists, rounds, strict=True) if times]
         if not timed:

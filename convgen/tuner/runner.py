@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 
 from convgen.errors import DeviceError
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.processes import Child, ChildDied, ChildHung, ChildLost, ChildRaised
 from convgen.target import Target
 from convgen.tuner.builder import Backend, Build
@@ -53,7 +53,7 @@ class Runner:
         """The measuring process; None while there is none."""
         return self._child.pid
 
-    def start(self, problem: Conv, seed: int = 0) -> None:
+    def start(self, problem: Problem, seed: int = 0) -> None:
         """Make ready for a problem; the process is kept. Raises DeviceError if it cannot be measured here."""
         self._assignment = Start(problem, seed)
         self._lost = 0
@@ -63,7 +63,8 @@ class Runner:
         """Verify a build and, if it is right, time it: well if it may beat the incumbent's seconds (None: always).
 
         Whatever the candidate does is an outcome. A source that harmed a process before is not run again. Raises
-        DeviceError if processes are lost one after the other, or cannot be started at all.
+        DeviceError if processes are lost one after the other, or cannot be started at all, or if the machine lacks
+        what measuring takes, as a compiler, memory or space for the simulator.
         """
         if build.status != "ok":
             return Outcome(build.status, build.reason, source_key=build.source_key)
@@ -105,7 +106,9 @@ class Runner:
     def _judged(self, build: Build, incumbent: float | None) -> Verdict:
         key = build.source_key
         try:
-            verdict: Verdict = self._child.call(Measure(build, incumbent), self._limits.load, self._limits.phases)
+            answer: Verdict | Refusal = self._child.call(
+                Measure(build, incumbent), self._limits.load, self._limits.phases
+            )
         except ChildHung as error:
             if error.phase == "build":
                 reason = f"building it took longer than {error.seconds:g} s and was stopped"
@@ -119,7 +122,9 @@ class Runner:
             return Verdict(Outcome("worker_died", str(error), source_key=key), trusted=False)
         except ChildRaised as error:
             return Verdict(Outcome("failed", str(error), source_key=key), trusted=False)
-        return verdict
+        if isinstance(answer, Refusal):
+            raise DeviceError(answer.reason)
+        return answer
 
     def _compared(self, builds: Sequence[Build], rounds: int) -> list[list[float]]:
         for _ in range(FINALS_ATTEMPTS if builds else 0):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from threadpoolctl import ThreadpoolController
 
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.space import Config
 from convgen.strategies import Strategy
 from convgen.target import Target
@@ -51,7 +51,7 @@ class Search:
 
     def __init__(
         self,
-        problem: Conv,
+        problem: Problem,
         target: Target,
         strategies: Sequence[Strategy],
         seeds: Sequence[Candidate] = (),
@@ -88,7 +88,7 @@ class Search:
         if record is not None and record.domain.legal(candidate.config):
             record.tell(candidate.config, seconds)
 
-    def _starts(self, problem: Conv, target: Target, seeds: Sequence[Candidate]) -> list[tuple[str, Record, Config]]:
+    def _starts(self, problem: Problem, target: Target, seeds: Sequence[Candidate]) -> list[tuple[str, Record, Config]]:
         """The default predicted fastest, seeds, the other defaults; what is asked first stands last."""
         defaults = [(r, r.domain.strategy.default(problem, target)) for r in self._records]
         legal = [(r, config) for r, config in defaults if r.domain.legal(config)]

@@ -17,9 +17,9 @@ from types import TracebackType
 from typing import Literal, Self
 
 from convgen.errors import ConvgenError, UsageError
-from convgen.lowering import nothing_applies
+from convgen.lowering import nothing_applies, why_not
 from convgen.measure import Timing
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.space import Config
 from convgen.strategies import Strategy, all_strategies
 from convgen.target import DEFAULT_TARGET, Target
@@ -72,20 +72,21 @@ class Tuner:
         self._runners = [Runner(self.target, backend, device, self._limits) for device in devices]
         self._busy = [threading.Lock() for _ in devices]
 
-    def tune(self, problem: Conv, family: str = "") -> TuneResult:
-        """The best kernel: from the database if it holds one made by code as it is now, else by a search.
+    def tune(self, problem: Problem, family: str = "") -> TuneResult:
+        """The best kernel: from the database if it holds one of a finished search of these strategies by code as it is
+        now, else by a search, which begins with the best known.
 
         Raises NotApplicableError if no strategy applies, DeviceError if nothing can be measured. Ctrl-C and `cancel`
         end the search; what was found is recorded, and returned in the case of `cancel`.
         """
         return self._tune(problem, family, 0)
 
-    def tune_many(self, problems: Iterable[tuple[Conv, str]]) -> Iterator[TuneResult | ConvgenError]:
+    def tune_many(self, problems: Iterable[tuple[Problem, str]]) -> Iterator[TuneResult | ConvgenError]:
         """One result for each (problem, family), as they are ready, on all the devices; an error stands for its result.
 
         Ends early when cancelled. Ctrl-C in the main thread cancels, and is raised when what was found has been given.
         """
-        waiting: queue.SimpleQueue[tuple[Conv, str]] = queue.SimpleQueue()
+        waiting: queue.SimpleQueue[tuple[Problem, str]] = queue.SimpleQueue()
         done: queue.SimpleQueue[TuneResult | ConvgenError | BaseException | None] = queue.SimpleQueue()
         for item in problems:
             waiting.put(item)
@@ -143,7 +144,7 @@ class Tuner:
     def _serve(
         self,
         device: int,
-        waiting: queue.SimpleQueue[tuple[Conv, str]],
+        waiting: queue.SimpleQueue[tuple[Problem, str]],
         done: queue.SimpleQueue[TuneResult | ConvgenError | BaseException | None],
     ) -> None:
         try:
@@ -161,7 +162,7 @@ class Tuner:
         finally:
             done.put(None)
 
-    def _tune(self, problem: Conv, family: str, device: int) -> TuneResult:
+    def _tune(self, problem: Problem, family: str, device: int) -> TuneResult:
         served = None if self.retune else self._served(problem)
         if served is not None:
             return served
@@ -172,14 +173,14 @@ class Tuner:
             )
             return Pipeline(assignment, self._builder, self._runners[device]).run(self._cancelled, self._progress)
 
-    def _applicable(self, problem: Conv) -> list[Strategy]:
-        reasons = {s: s.why_not(problem, self.target) for s in self.strategies}
+    def _applicable(self, problem: Problem) -> list[Strategy]:
+        reasons = {s: why_not(problem, s, self.target) for s in self.strategies if isinstance(problem, s.solves)}
         usable = [s for s, reason in reasons.items() if reason is None]
         if not usable:
             raise nothing_applies(problem, reasons)
         return usable
 
-    def _served(self, problem: Conv) -> TuneResult | None:
+    def _served(self, problem: Problem) -> TuneResult | None:
         if self.database is None:
             return None
         best = next(known(problem, self.target, self.database, self.strategies, simulated=self._simulated), None)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from convgen.errors import ConvgenError
-from convgen.problem import Conv
+from convgen.errors import ConvgenError, DeviceError
+from convgen.problem import Problem
 from convgen.processes import Announce, Serve
 from convgen.target import Target
 from convgen.tuner.builder import Backend, Build
@@ -20,13 +20,13 @@ from convgen.tuner.measurer_sim import SimMeasurer
 class Start:
     """Answered by Info, or by Refusal."""
 
-    problem: Conv
+    problem: Problem
     seed: int
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Answered by Verdict."""
+    """Answered by Verdict, or by Refusal."""
 
     build: Build
     incumbent: float | None
@@ -68,7 +68,10 @@ def measuring_server(target: Target, backend: Backend, device: int) -> Serve:
                     return Refusal(f"{problem} cannot be measured: {str(error) or type(error).__name__}")
                 return measurer.info()
             case Measure(build, incumbent) if measurer is not None:
-                return measurer.measure(build, incumbent, announce)
+                try:
+                    return measurer.measure(build, incumbent, announce)
+                except DeviceError as error:
+                    return Refusal(str(error))
             case Compare(builds, rounds) if measurer is not None:
                 return measurer.finals(builds, rounds, announce)
             case Ask() if measurer is not None:

@@ -6,11 +6,11 @@ import functools
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 
-from convgen.errors import ConvgenError, DeviceError, SimulatorFault
-from convgen.lowering import lower
+from convgen.errors import ConvgenError, DeviceError, SimulatorFault, UsageError
+from convgen.lowering import lower, why_not
 from convgen.plan import Plan
-from convgen.problem import Conv
-from convgen.processes import Announce, Child, ChildDied, Pool, Serve
+from convgen.problem import Problem
+from convgen.processes import Announce, Child, ChildDied, ChildNotStarted, Pool, Serve
 from convgen.space import Config
 from convgen.strategies import Strategy
 from convgen.verify import cuda, sim
@@ -24,7 +24,8 @@ def verify_cases(cases: Iterable[Case], settings: Settings) -> Iterator[VerifyRe
     """Verify every case; results come in the order of the cases, as they are ready.
 
     The processes that share the work end with this one, however it ends, or when no more results are asked for.
-    Raises DeviceError if the backend is not there, SimulatorFault if a process died: all else is a result.
+    Raises DeviceError if the backend is not there, or the machine lacks what it takes; UsageError for a setting of the
+    simulator's in the environment; SimulatorFault if a process died: all else is a result.
     """
     waiting, size = list(cases), GROUP[settings.backend]
     groups = [waiting[start : start + size] for start in range(0, len(waiting), size)]
@@ -46,6 +47,8 @@ def _shared(groups: Sequence[Sequence[Case]], settings: Settings) -> Iterator[Ve
             for remark in remarks:
                 warnings.warn_explicit(*remark, registry=told)
             yield from results
+    except ChildNotStarted as error:
+        raise DeviceError(f"free memory, or verify with fewer processes (--jobs): {error}") from error
     except ChildDied as error:
         raise SimulatorFault(
             f"a kernel took its process down; with one job (--jobs 1) it can be told which ({error})"
@@ -56,17 +59,17 @@ def _shared(groups: Sequence[Sequence[Case]], settings: Settings) -> Iterator[Ve
 
 def _verified_by(cases: Sequence[Case], child: Child) -> tuple[list[VerifyResult], list[Remark]]:
     reply = child.call(cases, None)
-    if isinstance(reply, DeviceError):
+    if isinstance(reply, ConvgenError):
         raise reply
     results, remarks = reply
     return results, remarks
 
 
 def _server(settings: Settings) -> Serve:
-    def serve(cases: Sequence[Case], _: Announce) -> tuple[list[VerifyResult], list[Remark]] | DeviceError:
+    def serve(cases: Sequence[Case], _: Announce) -> tuple[list[VerifyResult], list[Remark]] | ConvgenError:
         try:
             return _verify_shared(cases, settings)
-        except DeviceError as error:
+        except (DeviceError, UsageError) as error:
             return error
 
     return serve
@@ -84,7 +87,7 @@ def _verify_shared(cases: Sequence[Case], settings: Settings) -> tuple[list[Veri
     return results, [(str(w.message), w.category, w.filename, w.lineno) for w in caught]
 
 
-def verify_problem(problem: Conv, strategy: Strategy, config: Config | None, settings: Settings) -> VerifyResult:
+def verify_problem(problem: Problem, strategy: Strategy, config: Config | None, settings: Settings) -> VerifyResult:
     """Verify one strategy on one problem; `config=None` is its default. Raises as `verify_cases` does."""
     return next(verify_cases([Case(problem, strategy, config)], settings))
 
@@ -113,7 +116,7 @@ def _lower(case: Case, settings: Settings) -> Plan | VerifyResult:
         config = None if case.config is None else case.config.as_dict()
         return VerifyResult(case.problem, case.strategy.name, settings.backend, status, reason, config)
 
-    reason = case.strategy.why_not(case.problem, settings.target)
+    reason = why_not(case.problem, case.strategy, settings.target)
     if reason is not None:
         return result("not_applicable", reason)
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from convgen.errors import CompileError, NotApplicableError, WrongResultError
-from convgen.problem import Conv, Problem
+from convgen.problem import Problem
 from convgen.reference import InputKind
 from convgen.simulator import FaultKind
 from convgen.space import Config, Value
@@ -40,7 +40,7 @@ class Settings:
 class Case:
     """One thing to verify; `config=None` is the strategy's default."""
 
-    problem: Conv
+    problem: Problem
     strategy: Strategy
     config: Config | None = None
 

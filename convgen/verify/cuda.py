@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -80,11 +80,12 @@ def verify_program(
     return result
 
 
-def judge(oracle: Oracle, numerics: Numerics, output: Any, seed: int) -> Comparison:
-    """Hold an output against the oracle: whole, or a sample of it for a problem that is large."""
+def judge(oracle: Oracle, numerics: Numerics, outputs: Mapping[str, Any], seed: int) -> Comparison:
+    """Hold outputs against the oracle: whole, or a sample of each for a problem that is large."""
     if oracle.problem.macs <= WHOLE_MACS:
-        return oracle.judge(output, numerics)
-    return oracle.judge_sampled(output, numerics, sample_indices(oracle.problem, COMPARED_ELEMENTS, seed))
+        return oracle.judge(outputs, numerics)
+    indices = {spec.name: sample_indices(spec, COMPARED_ELEMENTS, seed) for spec in oracle.problem.outputs}
+    return oracle.judge_sampled(outputs, numerics, indices)
 
 
 def array_module() -> Any:
@@ -101,24 +102,30 @@ def _run_once(
     program: CudaProgram, settings: Settings, oracle: Oracle, announce: Callable[[str], None]
 ) -> VerifyResult:
     xp, plan = oracle.xp, program.plan
-    [spec] = oracle.problem.outputs
-    memory, output = _guarded(spec, xp)
+    guarded = {spec.name: _guarded(spec, xp) for spec in oracle.problem.outputs}
+    outputs = {name: output for name, (_, output) in guarded.items()}
     if oracle.problem.accumulate:
-        output[...] = oracle.arrays[spec.name]
+        for name, output in outputs.items():
+            output[...] = oracle.arrays[name]
     announce("load")
-    program.run({i.name: oracle.arrays[i.name] for i in oracle.problem.inputs}, {spec.name: output})
+    program.run({i.name: oracle.arrays[i.name] for i in oracle.problem.inputs}, outputs)
     announce("run")
     try:
         xp.cuda.get_current_stream().synchronize()
     except xp.cuda.runtime.CUDARuntimeError as error:
         raise DeviceError(f"{plan.name}: {error}") from error
     announce("verify")
-    guards = xp.concatenate([memory[:GUARD_BYTES], memory[GUARD_BYTES + spec.nbytes :]])
-    comparison = judge(oracle, plan.numerics, output, settings.seed)
-    if bool((guards == CANARY).all()):
+    comparison = judge(oracle, plan.numerics, outputs, settings.seed)
+    broken = [spec.name for spec in oracle.problem.outputs if not _is_intact(spec, guarded[spec.name][0], xp)]
+    if not broken:
         return outcome(plan, settings, oracle, comparison)
-    fault = f"write beyond the ends of {spec.name}"
+    fault = f"write beyond the ends of {', '.join(broken)}"
     return outcome(plan, settings, oracle, comparison, fault=fault, faults=(FaultKind.OUT_OF_BOUNDS,))
+
+
+def _is_intact(spec: TensorSpec, memory: Any, xp: Any) -> bool:
+    guards = xp.concatenate([memory[:GUARD_BYTES], memory[GUARD_BYTES + spec.nbytes :]])
+    return bool((guards == CANARY).all())
 
 
 def _guarded(spec: TensorSpec, xp: Any) -> tuple[Any, Any]:

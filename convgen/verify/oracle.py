@@ -11,20 +11,17 @@ from typing import Any
 import numpy
 
 from convgen.plan import Numerics, Plan
-from convgen.problem import Conv
+from convgen.problem import Conv, Problem, Sizes
 from convgen.reference import (
     Comparison,
-    ErrorModel,
+    Definition,
     InputKind,
-    bound,
     compare,
+    definition_of,
     encode,
-    exact_model,
-    make_inputs,
-    model_of,
+    exact_numerics,
+    joined,
     reduction_length,
-    reference,
-    reference_sampled,
 )
 from convgen.runtime.physical import with_strides
 from convgen.simulator import FaultKind
@@ -36,32 +33,38 @@ LONG_SUM = 512
 LARGE_ELEMENTS = 1 << 29
 """Elements of a problem's tensors above which two sets of inputs and answers are not kept together."""
 
-UNBOUNDED_BATCH = 3
-"""Batch to verify a runtime batch with, where the problem suggests none."""
+UNBOUNDED_SIZE = 3
+"""To verify a size with that is known at launch only, where the problem suggests none."""
 
 
-def fixed_batch(problem: Conv) -> Conv:
-    """The problem with a runtime batch replaced by the one to verify with."""
-    if not problem.is_runtime_batch:
+def fixed(problem: Problem) -> Problem:
+    """The problem with what is known at launch only replaced by the sizes to verify with."""
+    if not problem.runtime_sizes:
         return problem
-    n = problem.typical_batch
-    return problem.at(UNBOUNDED_BATCH if n == 1 and problem.max_batch is None else n)
+    chosen = problem.sizes.as_dict()
+    if problem.largest is None:
+        chosen = {
+            name: UNBOUNDED_SIZE if size == 1 and name in problem.runtime_sizes else size
+            for name, size in chosen.items()
+        }
+    return problem.with_sizes(Sizes.of(**chosen))
 
 
 @dataclass(frozen=True)
 class Oracle:
-    """Inputs of a problem (its batch fixed) as float64 arrays of `xp`, and what is right for them."""
+    """Inputs of a problem (its sizes fixed) as float64 arrays of `xp`, and what is right for them."""
 
-    problem: Conv
+    problem: Problem
     values: Mapping[str, Any]
     kind: InputKind
     xp: Any = numpy
+    _limits: dict[Numerics, Mapping[str, Any]] = field(default_factory=dict, repr=False, compare=False)
 
-    _limits: dict[Numerics, Any] = field(default_factory=dict, repr=False, compare=False)
-
-    def model(self, numerics: Numerics) -> ErrorModel:
+    def held_to(self, numerics: Numerics) -> Numerics:
         """The arithmetic that a plan's kernels are held to."""
-        return (exact_model if self.kind == "small_integers" else model_of)(self.problem, numerics)
+        if self.kind == "small_integers" and isinstance(self.problem, Conv):
+            return exact_numerics(self.problem, numerics)
+        return numerics
 
     def stored(self, name: str) -> Any:
         """A tensor's values as its type stores them, in logical order."""
@@ -73,29 +76,55 @@ class Oracle:
         specs = [self.problem.tensor(name) for name in self.values]
         return {spec.name: with_strides(spec, self.stored(spec.name), self.xp) for spec in specs}
 
-    def judge(self, got: Any, numerics: Numerics, indices: Any | None = None) -> Comparison:
-        """Hold a whole output, or the elements at flat `indices` of it, against what is right."""
-        limit = self._limit(numerics)
-        if indices is None:
-            return compare(self.problem, got, self.expected, limit, self.xp)
-        chosen, expected, limit = (array.ravel()[self.xp.asarray(indices)] for array in (got, self.expected, limit))
-        return compare(self.problem, chosen, expected, limit, self.xp, indices)
+    def judge(self, got: Mapping[str, Any], numerics: Numerics, indices: Mapping[str, Any] | None = None) -> Comparison:
+        """Hold whole outputs, or the elements at flat `indices` of each, against what is right."""
+        limits = self._limit(numerics)
+        found = []
+        for spec in self.problem.outputs:
+            arrays = got[spec.name], self.expected[spec.name], limits[spec.name]
+            if indices is None:
+                found.append(compare(spec, *arrays, self.xp))
+                continue
+            chosen = self.xp.asarray(indices[spec.name])
+            output, expected, limit = (array.ravel()[chosen] for array in arrays)
+            found.append(compare(spec, output, expected, limit, self.xp, indices[spec.name]))
+        return joined(found)
 
-    def judge_sampled(self, got: Any, numerics: Numerics, indices: Any) -> Comparison:
+    def judge_sampled(self, got: Mapping[str, Any], numerics: Numerics, indices: Mapping[str, Any]) -> Comparison:
         """The same for flat `indices`, without computing the rest: for outputs that are large."""
-        expected = reference_sampled(self.problem, self.values, indices, self.xp)
-        limit = bound(self.problem, self.values, expected, self.model(numerics), self.xp, indices)
-        return compare(self.problem, got.ravel()[self.xp.asarray(indices)], expected, limit, self.xp, indices)
+        expected = self._definition.reference_at(self.problem, self.values, indices, self.xp)
+        limits = self._definition.bound_at(
+            self.problem, self.values, expected, self.held_to(numerics), indices, self.xp
+        )
+        return joined(
+            [
+                compare(
+                    spec,
+                    got[spec.name].ravel()[self.xp.asarray(indices[spec.name])],
+                    expected[spec.name],
+                    limits[spec.name],
+                    self.xp,
+                    indices[spec.name],
+                )
+                for spec in self.problem.outputs
+            ]
+        )
 
     @functools.cached_property
-    def expected(self) -> Any:
-        """What is right for every element of the output. Computed once."""
-        return reference(self.problem, self.values, self.xp)
+    def expected(self) -> Mapping[str, Any]:
+        """What is right for every element of every output. Computed once."""
+        return self._definition.reference(self.problem, self.values, self.xp)
 
-    def _limit(self, numerics: Numerics) -> Any:
+    @property
+    def _definition(self) -> Definition:
+        return definition_of(self.problem)
+
+    def _limit(self, numerics: Numerics) -> Mapping[str, Any]:
         """The bound of each. Computed once for a kind of arithmetic."""
         if numerics not in self._limits:
-            self._limits[numerics] = bound(self.problem, self.values, self.expected, self.model(numerics), self.xp)
+            self._limits[numerics] = self._definition.bound(
+                self.problem, self.values, self.expected, self.held_to(numerics), self.xp
+            )
         return self._limits[numerics]
 
 
@@ -105,21 +134,21 @@ class Oracles:
     def __init__(self, settings: Settings, xp: Any = numpy) -> None:
         self._settings = settings
         self._xp = xp
-        self._problem: Conv | None = None
+        self._problem: Problem | None = None
         self._known: dict[InputKind, Oracle] = {}
 
-    def of(self, problem: Conv, kind: InputKind) -> Oracle:
-        """The oracle of `problem`, at the batch to verify it with."""
-        fixed = fixed_batch(problem)
-        if self._problem != fixed or (kind not in self._known and _is_large(fixed)):
+    def of(self, problem: Problem, kind: InputKind) -> Oracle:
+        """The oracle of `problem`, at the sizes to verify it with."""
+        wanted = fixed(problem)
+        if self._problem != wanted or (kind not in self._known and _is_large(wanted)):
             self._known.clear()  # their arrays go before the next ones come
-            self._problem = fixed
+            self._problem = wanted
         if kind not in self._known:
-            values = make_inputs(fixed, self._settings.seed, kind, self._xp)
-            self._known[kind] = Oracle(fixed, values, kind, self._xp)
+            values = definition_of(wanted).make_inputs(wanted, self._settings.seed, kind, self._xp)
+            self._known[kind] = Oracle(wanted, values, kind, self._xp)
         return self._known[kind]
 
-    def prepare(self, problem: Conv, whole_macs: int) -> None:
+    def prepare(self, problem: Problem, whole_macs: int) -> None:
         """Compute ahead what plans of the problem are held against, if it has no more multiply-adds than that."""
         for kind in input_kinds(problem, self._settings):
             oracle = self.of(problem, kind)
@@ -127,15 +156,21 @@ class Oracles:
                 _ = oracle.expected  # computed once, and kept
 
 
-def input_kinds(problem: Conv, settings: Settings) -> tuple[InputKind, ...]:
+def input_kinds(problem: Problem, settings: Settings) -> tuple[InputKind, ...]:
     """The inputs to verify with: long sums of normal numbers are followed by exact ones, whose bound is tight."""
-    if settings.inputs == "normal" and reduction_length(fixed_batch(problem)) >= LONG_SUM:
-        return "normal", "small_integers"
-    return (settings.inputs,)
+    if settings.inputs != "normal" or not isinstance(problem, Conv):
+        return (settings.inputs,)
+    is_long = reduction_length(problem.with_sizes(fixed(problem).sizes)) >= LONG_SUM
+    return ("normal", "small_integers") if is_long else ("normal",)
 
 
-def _is_large(problem: Conv) -> bool:
+def _is_large(problem: Problem) -> bool:
     return sum(tensor.size for tensor in (*problem.inputs, *problem.outputs)) > LARGE_ELEMENTS
+
+
+def _is_exact(oracle: Oracle, numerics: Numerics) -> bool:
+    is_integer = isinstance(oracle.problem, Conv) and oracle.problem.dtype.is_integer
+    return is_integer or oracle.held_to(numerics).eps_acc == 0.0
 
 
 def outcome(
@@ -151,7 +186,7 @@ def outcome(
     """The result of a run that was compared; faults, told by `fault`, make it wrong whatever its numbers."""
     worst = comparison.worst
     finite = worst is not None and all(map(math.isfinite, (worst.got, worst.reference)))
-    size = oracle.problem.outputs[0].size
+    size = sum(spec.size for spec in oracle.problem.outputs)
     right = comparison.ok and not faults
     return VerifyResult(
         problem=plan.problem,
@@ -165,6 +200,6 @@ def outcome(
         compared=comparison.count,
         coverage=comparison.count / size if size else 1.0,
         sanitized=sanitized,
-        exact=oracle.model(plan.numerics).eps_acc == 0.0,
+        exact=_is_exact(oracle, plan.numerics),
         faults=faults,
     )

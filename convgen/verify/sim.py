@@ -11,12 +11,13 @@ import numpy
 
 from convgen.errors import CompileError, ConvgenError
 from convgen.plan import Numerics, Plan
-from convgen.problem import Conv
-from convgen.reference import Comparison, encode, reduction_length
+from convgen.problem import Problem
+from convgen.reference import Comparison, encode, terms
 from convgen.render import render
 from convgen.runtime.sim import BlockSample, Mode, SimProgram, SimResult, build
+from convgen.simulator import launch_timeout
 from convgen.verify.case import Settings, VerifyResult
-from convgen.verify.oracle import Oracle, Oracles, fixed_batch, input_kinds, outcome
+from convgen.verify.oracle import Oracle, Oracles, fixed, input_kinds, outcome
 
 SANITIZED_MACS = 200_000
 """Up to here the whole problem is run with every access checked."""
@@ -50,7 +51,7 @@ class Built:
 def verify_group(plans: Sequence[Plan], settings: Settings) -> list[VerifyResult | ConvgenError | MemoryError]:
     """One result or error a plan, in order; built together as far as they need the same mode.
 
-    Raises DeviceError if there is no host compiler.
+    Raises as `build_group` does.
     """
     sources = [render(plan) for plan in plans]
     started = time.perf_counter()
@@ -69,7 +70,11 @@ def verify_group(plans: Sequence[Plan], settings: Settings) -> list[VerifyResult
 
 
 def build_group(plans: Sequence[Plan], sources: Sequence[str], settings: Settings) -> list[Built]:
-    """Build rendered plans for what `settings` asks of each. Raises DeviceError if there is no host compiler."""
+    """Build rendered plans for what `settings` asks of each.
+
+    Raises DeviceError if there is no host compiler or it cannot work, UsageError for a wrong `CONVGEN_SIM_TIMEOUT`.
+    """
+    launch_timeout()
     passes = [_passes(plan.problem, settings) for plan in plans]
     programs: list[dict[Mode, SimProgram | CompileError]] = [{} for _ in plans]
     for mode in Mode:
@@ -80,8 +85,8 @@ def build_group(plans: Sequence[Plan], sources: Sequence[str], settings: Setting
     return [Built(*of_plan) for of_plan in zip(plans, passes, programs, strict=True)]
 
 
-def _passes(problem: Conv, settings: Settings) -> tuple[_Pass, ...]:
-    macs = fixed_batch(problem).macs
+def _passes(problem: Problem, settings: Settings) -> tuple[_Pass, ...]:
+    macs = fixed(problem).macs
     blocks = None if macs <= WHOLE_MACS else BlockSample(SAMPLED_BLOCKS, settings.seed)
     if settings.check == "sanitize" or (settings.check == "auto" and macs <= SANITIZED_MACS):
         return (_Pass(Mode.CHECK, blocks),)
@@ -116,9 +121,9 @@ def verify_built(built: Built, settings: Settings, oracles: Oracles) -> VerifyRe
         if isinstance(program, CompileError):
             raise program
         oracle = oracles.of(plan.problem, kind)
-        ran, output = _simulate(program, oracle, wanted.blocks)
+        ran, outputs = _simulate(program, oracle, wanted.blocks)
         found = ran.report.faults
-        comparison = _compare(oracle, plan.numerics, output, ran.written[oracle.problem.outputs[0].name])
+        comparison = _compare(oracle, plan.numerics, outputs, ran.written)
         latest = outcome(
             plan,
             settings,
@@ -135,21 +140,25 @@ def verify_built(built: Built, settings: Settings, oracles: Oracles) -> VerifyRe
     return result
 
 
-def _simulate(program: SimProgram, oracle: Oracle, blocks: BlockSample | None) -> tuple[SimResult, Any]:
+def _simulate(program: SimProgram, oracle: Oracle, blocks: BlockSample | None) -> tuple[SimResult, dict[str, Any]]:
     problem = oracle.problem
     inputs = {spec.name: oracle.arrays[spec.name] for spec in problem.inputs}
-    [spec] = problem.outputs
-    output = oracle.stored(spec.name) if problem.accumulate else encode(numpy.zeros(spec.shape), spec.dtype)
-    return program.run(inputs, {spec.name: output}, blocks=blocks, workers=1), output
+    outputs = {
+        spec.name: oracle.stored(spec.name) if problem.accumulate else encode(numpy.zeros(spec.shape), spec.dtype)
+        for spec in problem.outputs
+    }
+    return program.run(inputs, outputs, blocks=blocks, workers=1), outputs
 
 
-def _compare(oracle: Oracle, numerics: Numerics, output: Any, written: Any) -> Comparison:
-    if written.all() and oracle.problem.macs <= WHOLE_MACS:
-        return oracle.judge(output, numerics)
-    indices = numpy.flatnonzero(written)
-    if oracle.problem.macs <= WHOLE_MACS:
-        return oracle.judge(output, numerics, indices)
-    most = max(COMPARED_MACS // max(reduction_length(oracle.problem), 1), 1)
-    if indices.size > most:
-        indices = indices[numpy.linspace(0, indices.size - 1, most).astype(numpy.int64)]
-    return oracle.judge_sampled(output, numerics, indices)
+def _compare(oracle: Oracle, numerics: Numerics, outputs: Mapping[str, Any], written: Mapping[str, Any]) -> Comparison:
+    small = oracle.problem.macs <= WHOLE_MACS
+    if small and all(mask.all() for mask in written.values()):
+        return oracle.judge(outputs, numerics)
+    indices = {name: numpy.flatnonzero(mask) for name, mask in written.items()}
+    if small:
+        return oracle.judge(outputs, numerics, indices)
+    most = max(COMPARED_MACS // terms(oracle.problem), 1)
+    for name, some in indices.items():
+        if some.size > most:
+            indices[name] = some[numpy.linspace(0, some.size - 1, most).astype(numpy.int64)]
+    return oracle.judge_sampled(outputs, numerics, indices)

@@ -1,6 +1,6 @@
-// conv2d_fprop_halo_tiled_n2c8i13x11_k12f3x3p1_fp32_nchw_af338a34
+// conv2d_fprop_halo_tiled_n2c8i13x11_k12f3x3p1_fp32_nchw_2a14bc5c
 // conv2d n=2 c=8 k=12 in=13x11 filter=3x3 pad=1 epilogue=bias+relu
-// halo_tiled: threads_x=8,threads_y=16,threads_channel=2,tile_w=1,tile_h=1,tile_d=1,tile_channel=1,chunk=8,vector=1,filter=shared,min_blocks=1
+// halo_tiled: threads_x=16,threads_y=8,threads_channel=2,tile_w=1,tile_h=1,tile_d=1,tile_channel=1,chunk=8,vector=1,filter=shared,min_blocks=1
 //
 // Idea       The block copies the input it needs, its tile of results plus a halo of taps, into shared memory once;
 //            then every thread computes a small block of results from there, row by row in registers.
@@ -19,13 +19,13 @@
 //            o  result position   13 x 11
 //            f  tap               3 x 3
 //
-// Mapping    block   2 channels x 16 x 8 positions of one batch element
+// Mapping    block   2 channels x 8 x 16 positions of one batch element
 //            thread  1 channels x 1 x 1 positions; threadIdx.x along w, y along h, z along channels
 //            grid.x  channel blocks (fastest), then tiles, then batch elements
 //
 // Shared     one buffer, one barrier
-//            tile    [8 planes: g, q][18][10, rows 10 apart] fp32, 5760 bytes
-//                    <- 0 to align -><- halo -><- 8 results' own pixels -><- halo ->
+//            tile    [8 planes: g, q][10][18, rows 18 apart] fp32, 5760 bytes
+//                    <- 0 to align -><- halo -><- 16 results' own pixels -><- halo ->
 //            filter  [2 channels][8 q][3][4] fp32, 768 bytes
 //
 // Numerics   fp32 FMA, one q after the other; a term outside x is the border's value times its weight.
@@ -152,7 +152,7 @@ constexpr offset_t kXH = 11, kWH = 3, kYH = 11;
 constexpr offset_t kXW = 1, kWW = 1, kYW = 1;
 
 // Tunables.
-constexpr int kThreadsX = 8, kThreadsY = 16, kThreadsChannel = 2;
+constexpr int kThreadsX = 16, kThreadsY = 8, kThreadsChannel = 2;
 constexpr int kTileM = 1, kTileH = 1, kTileW = 1;  // results of a thread
 constexpr int kChunk = 8;  // summed channels between two barriers
 constexpr int kVector = 1;  // elements a load from global memory brings
@@ -162,18 +162,18 @@ constexpr int kRead = 1;  // elements a load from shared memory brings
 constexpr int kThreads = kThreadsX * kThreadsY * kThreadsChannel;
 constexpr int kBlockG = 1, kBlockM = 2;
 constexpr int kGroupBlocks = (kGroups + kBlockG - 1) / kBlockG, kMBlocks = (kM + kBlockM - 1) / kBlockM;
-constexpr int kBlockH = 16, kBlocksH = 1, kSpanH = 18, kReadsH = 3;  // reads: of one thread
-constexpr int kBlockW = 8, kBlocksW = 2, kReadsW = 3;  // reads: of one thread
+constexpr int kBlockH = 8, kBlocksH = 2, kSpanH = 10, kReadsH = 3;  // reads: of one thread
+constexpr int kBlockW = 16, kBlocksW = 1, kReadsW = 3;  // reads: of one thread
 constexpr int kSegment = 3;  // taps of a row worked on at a time
 constexpr int kLead = 0;  // columns ahead of the first that is needed, so that vector loads are aligned
 constexpr int kSkip = 0;  // those of them that a thread's first vector read brings too
-constexpr int kColumns = 10;  // columns loaded
-constexpr int kPitch = 10;  // columns from one row to the next, padded where that spares bank conflicts
+constexpr int kColumns = 18;  // columns loaded
+constexpr int kPitch = 18;  // columns from one row to the next, padded where that spares bank conflicts
 constexpr int kPlane = 180;  // elements from one plane of the tile to the next
 constexpr int kPlanes = kBlockG * kChunk;
 constexpr int kRows = kSpanH;  // of a plane
-constexpr int kLine = 10, kLines = 144;  // packs of a line of the tile, lines
-constexpr int kAcross = 10, kDown = 25;  // threads along a line, lines at a time
+constexpr int kLine = 18, kLines = 80;  // packs of a line of the tile, lines
+constexpr int kAcross = 18, kDown = 14;  // threads along a line, lines at a time
 constexpr int kInFlight = 6;  // loads of a thread under way at a time
 constexpr int kFilterPitch = 4, kFilterRead = 4;
 constexpr int kFilterRows = kTapsH;  // rows of taps
@@ -311,7 +311,7 @@ __device__ __forceinline__ void accumulate(float (&acc)[kTileM][kTileH][kTileW],
 }
 
 extern "C" __global__ void __launch_bounds__(256, 1)
-conv2d_fprop_halo_tiled_n2c8i13x11_k12f3x3p1_fp32_nchw_af338a34(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, float* y) {
+conv2d_fprop_halo_tiled_n2c8i13x11_k12f3x3p1_fp32_nchw_2a14bc5c(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, float* y) {
     CONVGEN_SHARED(shared);
     float* const tiles = reinterpret_cast<float*>(shared);
     float* const filters = tiles + kPlanes * kPlane;

@@ -1,0 +1,116 @@
+"""`convgen tune`: where what it finds goes, and what it says when that fails."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from convgen.cli import main, tune_command
+from convgen.problem import Conv
+from convgen.tuner.events import TuneResult
+from tuning_db import open_database
+
+TUNE = ["tune", "--backend", "sim", "--strategy", "direct", "--trials", "2", "--jobs", "1"]
+PROBLEM = ["conv2d", "c=2", "k=2", "in=6", "filter=3"]
+
+
+def _tune(place: Path, *options: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "convgen", *TUNE, *options, *PROBLEM],
+        env={**os.environ, "CONVGEN_TUNING_DB": str(place)},
+        capture_output=True,
+        text=True,
+        **settings,
+    )
+
+
+def _edit(path: Path, statement: str) -> None:
+    with sqlite3.connect(path) as plain:
+        plain.execute(statement)
+    plain.close()
+
+
+@pytest.mark.parametrize("by", ["environment", "--db"])
+@pytest.mark.parametrize("trouble", ["newer", "foreign", "full"])
+def test_a_search_that_could_not_be_saved_is_not_begun(tmp_path: Path, trouble: str, by: str) -> None:
+    path = tmp_path / "tuning.sqlite"
+    settings: dict[str, Any] = {}
+    if trouble == "foreign":
+        _edit(path, "CREATE TABLE songs (name TEXT)")
+        named = "songs"
+    else:
+        open_database(path).close()
+    if trouble == "newer":
+        _edit(path, "UPDATE convgen_meta SET value = '99'")
+        named = "upgrade convgen"
+    if trouble == "full":  # no file may grow
+        settings["preexec_fn"] = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        named = str(path)
+    options = ["--db", str(path)] if by == "--db" else []
+    done = _tune(tmp_path / "elsewhere.sqlite" if options else path, *options, **settings)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert named in done.stderr.splitlines()[-1]
+
+
+def test_what_could_not_be_saved_is_told_last(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.sqlite"
+    open_database(path).close()
+    _edit(path, "CREATE TRIGGER full BEFORE INSERT ON trial BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END")
+    done = _tune(path)
+    assert done.returncode == 1
+    assert "direct: " in done.stdout
+    last = done.stderr.splitlines()[-1]
+    assert "records of what was tuned are not saved" in last
+    assert "database or disk is full" in last
+    assert f"make room in {tmp_path}, and tune again" in last
+    assert open_database(path).trials() == []
+
+
+def test_the_simulator_takes_no_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TUNE, "--devices", "0,1", *PROBLEM]) == 2
+    assert "--devices 0,1: the simulator runs on no GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("outcome", ["interrupted", "finished"])
+def test_a_search_that_was_interrupted_is_not_said_to_have_failed(outcome: Any) -> None:
+    result = TuneResult(Conv.parse(" ".join(PROBLEM)), outcome, None)
+    told = "interrupted before any candidate gave a right answer: 0 candidates"
+    assert tune_command._sentence(result).startswith(told) is (outcome == "interrupted")
+    assert tune_command._status([result], []) == (0 if outcome == "interrupted" else 5)
+
+
+def test_an_interrupt_before_the_first_answer_says_so(tmp_path: Path) -> None:
+    started = subprocess.Popen(
+        [sys.executable, "-m", "convgen", *TUNE, *PROBLEM],
+        env={**os.environ, "CONVGEN_TUNING_DB": str(tmp_path / "tuning.sqlite")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    # The run is recorded when the search begins, a second or more before its first answer.
+    for _ in range(600):
+        if (tmp_path / "tuning.sqlite").exists() and _runs(tmp_path / "tuning.sqlite"):
+            break
+        time.sleep(0.05)
+    started.send_signal(signal.SIGINT)
+    out, errors = started.communicate(timeout=60)
+    assert (started.returncode, errors) == (130, "interrupted\n")
+    assert "interrupted" in out
+    assert "no candidate gave" not in out
+
+
+def _runs(path: Path) -> int:
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as plain:
+        try:
+            return int(plain.execute("SELECT COUNT(*) FROM run").fetchone()[0])
+        except sqlite3.OperationalError:
+            return 0

@@ -1,0 +1,79 @@
+"""`convgen explain`: the roofline, and what it says of each strategy."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from test_cli import H200, SIM, SMALL, json_lines, run
+
+from convgen.errors import ConfigError
+from convgen.strategies import all_strategies, get_strategy
+from convgen.target import presets
+
+
+def test_explain_gives_the_roofline_of_hand_computed_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    # An 8x8 image, one tap: 64 FMA; x, w and y are 64, 1 and 64 floats.
+    problem = ["conv2d", "n=1", "c=1", "in=8x8", "k=1", "filter=1"]
+    status, out, _ = run(capsys, "explain", *problem, *H200, "--json")
+    [found] = json_lines(out)
+    roofline = found["roofline"]
+    assert status == 0
+    assert (roofline["flops"], roofline["nbytes"]) == (128, 516)
+    assert roofline["intensity"] == pytest.approx(128 / 516)
+    assert roofline["limit"] == "memory"
+    assert roofline["seconds"] == pytest.approx(516 / presets()["h200"].attainable.bandwidth)
+
+
+def test_explain_lists_every_strategy_with_a_time_or_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "explain", *SMALL, "direction=wgrad", *H200, "--json")
+    [found] = json_lines(out)
+    assert {s["strategy"] for s in found["strategies"]} == {s.name for s in all_strategies()}
+    times = [s["predicted_seconds"] for s in found["strategies"] if s["reason"] is None]
+    assert times == sorted(times)
+    assert all(s["predicted_seconds"] is None and s["config"] is None for s in found["strategies"] if s["reason"])
+    _, out, _ = run(capsys, "explain", *SMALL, "direction=wgrad", *H200)
+    for strategy in all_strategies():
+        assert strategy.name in out
+
+
+def test_explain_says_where_operands_live_and_what_limits_occupancy(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "explain", *SMALL, *H200)
+    assert re.search(r"^  w +\S+ +576 B +\S", out, re.MULTILINE)
+    assert "limited by" in out
+
+
+def test_explain_takes_an_attention(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "explain", "attention", "batch=1", "heads_q=2", "seq_q=16", "head_dim=8", *H200)
+    assert status == 3  # no strategy computes it
+    assert "Roofline" in out
+
+
+def test_explain_of_what_nothing_computes_exits_with_3(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "explain", *SMALL, "dtype=int8", *H200)
+    assert status == 3
+    assert out.count("does not apply: dtype=int8") == len(all_strategies())
+
+
+def test_a_default_that_breaks_a_rule_is_a_strategy_that_does_not_apply(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ConfigError("34359738352 blocks: a grid has at most 2147483647")
+
+    monkeypatch.setattr(type(get_strategy("cache_halo")), "check", refuse)
+    status, out, _ = run(capsys, "explain", *SMALL, *H200)
+    assert status == 0
+    assert re.search(r"^  cache_halo +does not apply: 34359738352 blocks", out, re.MULTILINE)
+    assert re.search(r"^  direct +[0-9.]+ µs", out, re.MULTILINE)
+    status, out, _ = run(capsys, "verify", *SMALL, *SIM, "--json")
+    results = {result["strategy"]: result for result in json_lines(out)}
+    assert status == 0
+    assert results["cache_halo"]["status"] == "not_applicable"
+    assert results["direct"]["status"] == "ok"
+
+
+def test_a_problem_that_no_launch_covers_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "explain", "conv2d", "n=2147483647", "c=4", "k=4", "in=64", "filter=3", *H200)
+    assert status == 3
+    assert out.count("does not apply: ") == len(all_strategies())

@@ -142,6 +142,11 @@ class BatchNorm(Batched):
     # --- work ----------------------------------------------------------------------------------------
 
     @property
+    def layout_name(self) -> str:
+        """See `protocol.Problem`; likewise what follows. Without spatial dimensions there is nothing to order."""
+        return self.layout.text(self.nd) if self.nd else self.layout.value
+
+    @property
     def out_dtype(self) -> DType:
         return self.dtype
 

@@ -91,8 +91,7 @@ def _canonical(norm: BatchNorm) -> dict[str, str]:
         "activation": norm.activation.value,
         "slope": repr(norm.slope),
         "dtype": norm.dtype.value,
-        # With no spatial dimensions the layouts are one, but only equal problems may print alike.
-        "layout": norm.layout.text(norm.nd) if norm.nd else norm.layout.value,
+        "layout": norm.layout_name,
         "direction": norm.direction.value,
     }
     defaults = {

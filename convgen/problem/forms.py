@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from convgen.problem import batch_norm_form, pool_form
+from convgen.problem import attention_form, batch_norm_form, conv_form, pool_form
 from convgen.problem.attention import Attention
 from convgen.problem.batch_norm import BatchNorm
 from convgen.problem.conv import Conv
@@ -31,6 +31,21 @@ def problem_from_json(entry: object) -> Problem:
 def is_attention(entry: object) -> bool:
     """Whether a decoded JSON object describes an attention."""
     return _op(entry) == "attention"
+
+
+def is_convolution(entry: object) -> bool:
+    """Whether a decoded JSON object describes a convolution, or nothing that has another name."""
+    return _kind(_op(entry)) is Conv
+
+
+def keys_of(entry: object) -> tuple[str, ...]:
+    """The keys of a decoded JSON object that describe its problem."""
+    kind = _kind(_op(entry))
+    if kind is Attention:
+        return attention_form.KEYS
+    if kind is BatchNorm:
+        return batch_norm_form.KEYS
+    return pool_form.KEYS if kind is Pool else conv_form.KEYS
 
 
 def _op(entry: object) -> object:

@@ -159,6 +159,11 @@ class Pool(Batched):
     # --- work ----------------------------------------------------------------------------------------
 
     @property
+    def layout_name(self) -> str:
+        """See `protocol.Problem`; likewise what follows."""
+        return self.layout.text(self.nd)
+
+    @property
     def out_dtype(self) -> DType:
         return self.dtype
 

@@ -6,19 +6,17 @@ from dataclasses import dataclass
 
 from convgen.plan import Numerics, Placement, Plan
 from convgen.problem import BatchNorm
-from convgen.space import Config, Space
+from convgen.space import Space
 from convgen.strategies import descent, normalisation, normalisation_cost, operands
 from convgen.strategies.batch_norm_two_pass import PARTS, check_parts, start_parts
+from convgen.strategies.normalisation import Tiled
 from convgen.target import Target
 
 
 @dataclass(frozen=True)
-class InferenceConfig(Config):
-    """Threads along the channels and along the items of a part, elements a load, loads together, parts of a channel."""
+class InferenceConfig(Tiled):
+    """How a block lies over x, the items a thread loads together, and the parts of a channel."""
 
-    threads_channel: int
-    threads_item: int
-    vector: int
     unroll: int
     parts: int
 

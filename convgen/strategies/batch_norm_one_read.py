@@ -8,9 +8,9 @@ from typing import Any
 from convgen.errors import ConfigError
 from convgen.plan import Numerics, Placement, Plan
 from convgen.problem import BatchNorm
-from convgen.space import Config, Space
+from convgen.space import Space
 from convgen.strategies import descent, normalisation, normalisation_cost, operands, rules
-from convgen.strategies.normalisation import View
+from convgen.strategies.normalisation import Tiled, View
 from convgen.target import Target
 
 HOMES = ("registers", "shared")
@@ -23,12 +23,9 @@ MOST_ITEMS = 64
 
 
 @dataclass(frozen=True)
-class OneReadConfig(Config):
-    """Threads along the channels and along the items of a channel, elements a load, and where a block holds them."""
+class OneReadConfig(Tiled):
+    """How a block lies over x, and where it holds its items."""
 
-    threads_channel: int
-    threads_item: int
-    vector: int
     home: str
 
 

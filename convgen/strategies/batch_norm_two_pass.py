@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from convgen.errors import ConfigError
 from convgen.plan import Buffer, Numerics, Param, Placement, Plan, WorkspaceArg
 from convgen.problem import BatchNorm
-from convgen.space import Config, Space
+from convgen.space import Space
 from convgen.strategies import common, descent, normalisation, normalisation_cost, operands
+from convgen.strategies.normalisation import Tiled
 from convgen.target import Target
 
 PARTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -16,12 +17,9 @@ MOST_PARTS = 1024
 
 
 @dataclass(frozen=True)
-class TwoPassConfig(Config):
-    """Threads along the channels and along the items of a part, elements a load, loads together, parts of a channel."""
+class TwoPassConfig(Tiled):
+    """How a block lies over x, the items a thread loads together, and the parts of a channel."""
 
-    threads_channel: int
-    threads_item: int
-    vector: int
     unroll: int
     parts: int
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from convgen.errors import ConfigError
 from convgen.plan import Launch, Param, SizeArg, TensorArg
@@ -25,8 +25,9 @@ ALIASED = ("y", "mean", "var", "running_mean", "running_var")
 """Parameters that may share memory: y with the residual, running statistics with what they are updated from."""
 
 
-class Tiled(Protocol):
-    """The part of a config that says how a block lies over channels and items."""
+@dataclass(frozen=True)
+class Tiled(Config):
+    """The part of a config that says how a block lies over channels and items, and the elements of a load."""
 
     threads_channel: int
     threads_item: int

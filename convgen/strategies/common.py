@@ -8,7 +8,7 @@ from typing import Any
 
 from convgen.gather import Gather
 from convgen.plan import Extent, Placement, batch_extent, extent_at
-from convgen.problem import Activation, Conv, DType, PadMode
+from convgen.problem import Activation, Conv, DType, PadMode, Problem
 from convgen.space import Config
 from convgen.strategies import operands
 
@@ -126,7 +126,7 @@ def per_batch(g: Gather, total: int, by: int = 1) -> Extent:
     return -(-total // by)
 
 
-def largest_extent(problem: Conv, extent: Extent) -> int:
+def largest_extent(problem: Problem, extent: Extent) -> int:
     """The extent at the largest batch the problem admits (its typical one if that has no bound)."""
     return extent_at(extent, problem.largest or problem.sizes)
 

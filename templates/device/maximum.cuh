@@ -8,3 +8,6 @@ __device__ __forceinline__ float maximum(float a, float b) {
     return larger;
 #endif
 }
+
+// The maximum of nothing: -infinity.
+__device__ __forceinline__ float lowest() { return __uint_as_float(0xff800000u); }

@@ -10,21 +10,52 @@ import pytest
 from onnx import NodeProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from onnx_adapter import onnx_tests, operator_of
-from onnx_pooling import OPS, OTHER_OPERATORS, OUT_OF_SCOPE, OnnxCase, cases, pool_of
+from onnx_pooling import OPS, OTHER_OPERATORS, OUT_OF_SCOPE, OnnxCase, Runner, cases, pool_of
 
+from convgen.lowering import lower, why_not
 from convgen.problem import BatchNorm, Pool
-from convgen.reference import batch_norm, pool
+from convgen.reference import definition_of
+from convgen.render import render
+from convgen.runtime import sim
+from convgen.strategies import Strategy, strategies_of
+from convgen.target import Target
+
+TARGET = Target.preset("h200")
 
 
 def oracle(problem: Pool | BatchNorm, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    if isinstance(problem, Pool):
-        return pool.reference(problem, inputs)
-    return batch_norm.reference(problem, inputs)
+    return definition_of(problem).reference(problem, inputs)
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
-def test_onnx_case(case: OnnxCase) -> None:
-    for got, expected in zip(case.run(oracle), case.outputs, strict=True):
+def simulated(strategy: Strategy) -> Runner:
+    """Runs the strategy's default kernel in the simulator, watched for faults."""
+
+    def run(problem: Pool | BatchNorm, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        if (reason := why_not(problem, strategy, TARGET)) is not None:
+            pytest.skip(reason)
+        plan = lower(problem, strategy, None, TARGET)
+        [program] = sim.build([plan], [render(plan)])
+        outputs = {t.name: np.zeros(t.shape, np.float32) for t in problem.outputs}
+        given = {name: np.asarray(value, np.float32) for name, value in inputs.items()}
+        program.run(given, outputs).require_clean()
+        return outputs
+
+    return run
+
+
+def runners(case: OnnxCase) -> dict[str, Runner]:
+    """The oracle, and every strategy for problems of the case's type."""
+    return {"oracle": oracle} | {s.name: simulated(s) for s in strategies_of(case.problem())}
+
+
+RUNS = [
+    pytest.param(case, runner, id=f"{case.name}-{name}") for case in cases() for name, runner in runners(case).items()
+]
+
+
+@pytest.mark.parametrize(("case", "runner"), RUNS)
+def test_onnx_case(case: OnnxCase, runner: Runner) -> None:
+    for got, expected in zip(case.run(runner), case.outputs, strict=True):
         assert got.shape == expected.shape
         np.testing.assert_allclose(got, expected, rtol=case.rtol, atol=case.atol)
 

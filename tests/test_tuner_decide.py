@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from convgen.bench.choices import best_of
 from convgen.errors import NotApplicableError, UsageError
 from convgen.lowering import applicable, lower
 from convgen.measure import PROTOCOL
-from convgen.problem import Conv
+from convgen.problem import Attention, Conv
 from convgen.render import render
 from convgen.strategies import Strategy, get_strategy
 from convgen.target import Target
@@ -281,3 +282,12 @@ def test_a_strategys_hash_depends_on_its_own_files_only(tmp_path: Path, monkeypa
     finally:
         keys._hash_of.cache_clear()
     assert {name for name in before if before[name] != after[name]} == {"halo_tiled"}
+
+
+def test_attentions_are_alike_by_their_sequences_and_of_one_kind_by_all_else() -> None:
+    head = Attention.parse("attention heads_q=8 seq_q=1024 head_dim=128 dtype=fp16 causal=top_left")
+    longer = dataclasses.replace(head, seq_kv=4096)
+    assert 0 < distance(head, longer) < distance(head, dataclasses.replace(longer, seq_q=4096))
+    assert distance(head, dataclasses.replace(head, head_dim=64)) == math.inf
+    assert distance(head, Attention.parse("attention heads_q=8 seq_q=1024 head_dim=128 dtype=fp16")) == math.inf
+    assert distance(head, LAYER) == math.inf

@@ -33,11 +33,11 @@ from tuning_db.rows import peer_of, run_of, trial_of
 from tuning_db.statements import (
     BEST_OF_GROUP,
     GROUPS,
+    RUNS_WITH,
     every_peer,
     every_run,
     every_trial,
     of_kind,
-    runs_with,
     winners,
 )
 from tuning_db.writing import begin, forget, store_peers, store_runs, store_trials
@@ -127,11 +127,10 @@ class Database:
 
         `current` has today's toolchain of every strategy; others' trials, and those not accepted, are passed over.
         """
-        identity = dict(zip(("problem", "device", "capability", "sm_count"), task.identity, strict=True))
         best: Found | None = None
         with self._reading() as connection:
             groups = []
-            for *group, seconds in connection.execute(GROUPS, identity):
+            for *group, seconds in connection.execute(GROUPS, _identity(task)):
                 _, strategy, codegen, compiler, protocol, stage = group
                 if (chain := current.get(strategy)) is not None:
                     stale = (codegen, compiler, protocol) != (chain.codegen, chain.compiler, chain.protocol)
@@ -174,7 +173,10 @@ class Database:
 
     def runs_with(self, trial: Trial) -> list[Run]:
         """The runs of a trial's task in which its strategy was tried by the same toolchain."""
-        return self._all(runs_with(trial), run_of)
+        keys = {f"its_{name}": getattr(trial.toolchain, name) for name in Toolchain.__slots__}
+        keys |= {"its_strategy": trial.strategy, **_identity(trial.task)}
+        with self._reading() as connection:
+            return list(self._records(connection.execute(RUNS_WITH, keys), run_of))
 
     def peers(self, where: ColumnElement[bool] | None = None) -> list[Peer]:
         """Every peer's time whose task, or a trial of it, meets the condition, by task and peer."""
@@ -281,6 +283,10 @@ class Database:
 
 
 _GROUP = ("task_id", "strategy", "codegen", "compiler", "protocol", "stage")
+
+
+def _identity(task: Task) -> dict[str, Any]:
+    return dict(zip(("problem", "device", "capability", "sm_count"), task.identity, strict=True))
 
 
 def _quality(stage: object, seconds: object) -> tuple[int, float]:

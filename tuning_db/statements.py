@@ -1,4 +1,4 @@
-"""Statements on the tables. Those of `Database.winner` are built once: building one takes longer than running it."""
+"""Statements on the tables. Those of a database hit are built once: building one takes longer than running it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, bindparam, func, select
 
-from tuning_db.records import Task, Trial
+from tuning_db.records import Task
 from tuning_db.schema import best, peer, run, task, trial
 
 _TASK = tuple(column for column in task.c if column.name != "id")
@@ -49,33 +49,19 @@ def every_run(where: ColumnElement[bool] | None = None) -> Select[Any]:
     return query if where is None else query.where(tasks_of(where))
 
 
-def runs_with(like: Trial) -> Select[Any]:
-    """The runs of a trial's task in which its strategy was tried by the same toolchain."""
-    toolchain = {name: getattr(like.toolchain, name) for name in like.toolchain.__slots__}
-    same = (trial.c[name] == value for name, value in {"strategy": like.strategy, **toolchain}.items())
-    tried = select(trial.c.run).where(trial.c.task_id == run.c.task_id, *same)
-    return every_run().where(of_task(like.task), run.c.id.in_(tried))
-
-
 def every_peer(where: ColumnElement[bool] | None = None) -> Select[Any]:
     query = select(*_PEER, *_TASK).select_from(task.join(peer, peer.c.task_id == task.c.id))
     return query if where is None else query.where(tasks_of(where))
 
 
+_IDENTITY = ("problem", "device", "capability", "sm_count")
+_THIS_TASK = and_(*(task.c[name] == bindparam(name) for name in _IDENTITY))
+
 _t = trial.c
 _GROUP = (_t.task_id, _t.strategy, _t.codegen, _t.compiler, _t.protocol, _t.stage)
 
 GROUPS = (
-    select(*_GROUP, func.min(_t.seconds))
-    .select_from(_WITH_TASK)
-    .where(
-        task.c.problem == bindparam("problem"),
-        task.c.device == bindparam("device"),
-        task.c.capability == bindparam("capability"),
-        task.c.sm_count == bindparam("sm_count"),
-        _t.status == "ok",
-    )
-    .group_by(*_GROUP)
+    select(*_GROUP, func.min(_t.seconds)).select_from(_WITH_TASK).where(_THIS_TASK, _t.status == "ok").group_by(*_GROUP)
 )
 """The groups that a task's right trials fall into, with the least time of each: few, however often it was tuned."""
 
@@ -85,3 +71,15 @@ BEST_OF_GROUP = (
     .limit(100)
 )
 """The best trials of one of them: more than one, in case somebody has edited the first into something else."""
+
+_TRIED_WITH = ("strategy", "codegen", "compiler", "protocol")
+
+RUNS_WITH = every_run().where(
+    _THIS_TASK,
+    run.c.id.in_(
+        select(_t.run).where(
+            _t.task_id == run.c.task_id, *(_t[name] == bindparam(f"its_{name}") for name in _TRIED_WITH)
+        )
+    ),
+)
+"""A task's runs in which a strategy was tried by a toolchain."""

@@ -19,6 +19,7 @@ from convgen.tuner.builder import Backend, program_key
 from convgen.tuner.keys import task_of, toolchains
 from convgen.tuner.neighbours import FARTHEST, distance
 from tuning_db import Layers, Toolchain, Trial
+from tuning_db.records import config_text
 
 Origin = Literal["tuned", "unfinished", "stale", "neighbour", "predicted"]
 
@@ -110,26 +111,44 @@ def stored(
     warning."""
     current = toolchains(strategies)
     refused: list[str] = []
-    found = layers.winner(
-        task_of(problem, target, simulated=simulated),
-        current,
-        lambda trial: _restored(trial, problem, strategies, target, refused) is not None,
-    )
+    choices: dict[str, tuple[Strategy, Config]] = {}
+
+    def accepts(trial: Trial) -> bool:
+        choice = _restored(trial, problem, strategies, target, refused)
+        if choice is not None:
+            choices[_mark(trial)] = choice
+        return choice is not None
+
+    found = layers.winner(task_of(problem, target, simulated=simulated), current, accepts)
     if refused:
         warnings.warn(
             f"the tuning database's config of {refused[0]}; the next best is taken. `convgen db forget` removes such, "
             "`convgen tune --retune` replaces it",
             stacklevel=2,
         )
-    choice = None if found is None else _restored(found.trial, problem, strategies, target, refused)
-    if found is None or choice is None:
+    if found is None:
         return None
+    choice = choices[_mark(found.trial)]
     trusted = found.tier == "trusted" or _is_same_program(
         found.trial, lower(problem, *choice, target), current[choice[0].name], "sim" if simulated else "cuda"
     )
-    usable = [s.name for s in strategies if why_not(problem, s, target) is None]
-    origin: Origin = "stale" if not trusted else "tuned" if layers.is_searched(found, usable) else "unfinished"
-    return Decision(*choice, origin, found.trial)
+    if not trusted:
+        return Decision(*choice, "stale", found.trial)
+    # Defaults take longer to settle than all of this, so whether they fit is asked only if it matters.
+    claiming = [s for s in strategies if _may_apply(problem, s, target)]
+    searched = layers.is_searched(found, [s.name for s in claiming]) or layers.is_searched(
+        found, [s.name for s in claiming if why_not(problem, s, target) is None]
+    )
+    return Decision(*choice, "tuned" if searched else "unfinished", found.trial)
+
+
+def _mark(trial: Trial) -> str:
+    return f"{trial.strategy} {config_text(trial.config)}"
+
+
+def _may_apply(problem: Problem, strategy: Strategy, target: Target) -> bool:
+    """`why_not` without a look at the default, for a config that is checked itself."""
+    return isinstance(problem, strategy.solves) and strategy.why_not(problem, target) is None
 
 
 def _is_same_program(trial: Trial, plan: Plan, current: Toolchain, backend: Backend) -> bool:
@@ -144,7 +163,7 @@ def _restored(
 ) -> tuple[Strategy, Config] | None:
     """A stored config, checked as a proposal would be; None if it is not legal here, and then `refused` has why."""
     strategy = next((s for s in strategies if s.name == trial.strategy), None)
-    if strategy is None or why_not(problem, strategy, target) is not None:
+    if strategy is None or not _may_apply(problem, strategy, target):
         return None
     try:
         config = strategy.space(problem, target).config_type.from_mapping(trial.config)
@@ -177,7 +196,7 @@ def _neighbours(
 
 def _legal(strategy: Strategy, values: Mapping[str, Any], problem: Problem, target: Target) -> Config | None:
     # That a neighbour's config does not fit is no fault of the database's.
-    if why_not(problem, strategy, target) is not None:
+    if not _may_apply(problem, strategy, target):
         return None
     try:
         config = strategy.space(problem, target).config_type.from_mapping(values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 from convgen.problem import Problem
 from convgen.target import Target
@@ -34,9 +34,9 @@ class DatabaseDecider:
                 self._layers = open_layers()
             return self._layers
 
-    def ranked(self, problem: Problem, target: Target) -> Sequence[Decision]:
+    def ranked(self, problem: Problem, target: Target) -> Iterator[Decision]:
         """Best first: what was tuned, neighbours' winners, the defaults. Raises NotApplicableError."""
-        return tuple(ranked(problem, target, self.layers))
+        return ranked(problem, target, self.layers)
 
     def tune(
         self, problem: Problem, target: Target, device: int, *, time_limit: float | None, trials: int | None

@@ -71,6 +71,8 @@ def _batch_norm(rng: random.Random) -> BatchNorm:
         mode="training" if training else "inference",
         eps=rng.choice((1e-5, 1e-5, 1e-3, 0.1)),
         momentum=rng.choice((0.1, 0.1, 0.0, 1.0, 0.37)),
+        affine=rng.random() < 0.85,
+        running=not training or rng.random() < 0.85,
         residual=rng.random() < 0.3,
         activation=rng.choice(list(Activation)) if rng.random() < 0.5 else Activation.NONE,
         dtype=rng.choice(FLOATS),

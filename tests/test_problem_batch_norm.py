@@ -36,6 +36,9 @@ def test_tensors() -> None:
     size = 32 * 64 * 56 * 56
     assert norm.bytes == 3 * 2 * size + 8 * 4 * 64
     assert norm.flops == 6 * size
+    plain = BatchNorm.parse(TRAINING + " affine=no running=no")
+    assert [t.name for t in plain.inputs] == ["x"]
+    assert [t.name for t in plain.outputs] == ["y", "save_mean", "save_inv_std"]
     inference = BatchNorm.parse(TRAINING.replace("training", "inference"))
     assert [t.name for t in inference.outputs] == ["y"]
 
@@ -59,6 +62,7 @@ def test_a_runtime_batch() -> None:
         ("batch_norm n=3 c=3 slope=0.5", "leaky_relu"),
         ("batch_norm n=3 c=3 in=2x2x2x2", "at most 3"),
         ("batch_norm n=3", "no default"),
+        ("batch_norm n=3 c=3 running=no", "running statistics"),
         ("batch_norm n=3 c=3 filter=2", "one of the keys"),
         ("batch_norm n=3 c=3 direction=dgrad", "fprop"),
     ],

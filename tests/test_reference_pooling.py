@@ -94,14 +94,17 @@ def normalised(problem: BatchNorm, inputs: dict[str, Any]) -> dict[str, Any]:
     outputs["y"] = np.empty(x.shape)
     for c in range(problem.c):
         values = [float(v) for v in x[:, c].ravel()]
-        mean, var = float(inputs["mean"][c]), float(inputs["var"][c])
-        if problem.is_training:
+        if problem.running:
+            mean, var = float(inputs["mean"][c]), float(inputs["var"][c])
+        if problem.is_training and problem.running:
             keep = 1 - problem.momentum
             outputs["running_mean"][c] = keep * mean + problem.momentum * statistics.fmean(values)
             outputs["running_var"][c] = keep * var + problem.momentum * statistics.variance(values)
+        if problem.is_training:
             mean, var = statistics.fmean(values), statistics.pvariance(values)
             outputs["save_mean"][c], outputs["save_inv_std"][c] = mean, 1 / math.sqrt(var + problem.eps)
-        rows = (x[:, c] - mean) / math.sqrt(var + problem.eps) * inputs["scale"][c] + inputs["bias"][c]
+        scale, bias = (inputs["scale"][c], inputs["bias"][c]) if problem.affine else (1.0, 0.0)
+        rows = (x[:, c] - mean) / math.sqrt(var + problem.eps) * scale + bias
         outputs["y"][:, c] = rows + (inputs["residual"][:, c] if problem.residual else 0)
     return outputs
 

@@ -35,8 +35,9 @@ class BatchNorm(Batched):
         running_mean = (1 - momentum) * mean + momentum * m
         running_var  = (1 - momentum) * var  + momentum * v * count / (count - 1)
 
-    the latter from the unbiased variance, so that training needs two values a channel. scale, bias, mean, var and all
-    statistics are fp32 vectors of C, whatever `dtype`; x, residual and y are of that.
+    the latter from the unbiased variance, so that training needs two values a channel. Without `running` (in training
+    alone) there are neither these two outputs nor the inputs mean and var; without `affine` neither scale nor bias, as
+    if they were 1 and 0. All of these are fp32 vectors of C whatever `dtype`, which is that of x, residual and y.
 
     `n` may be a RuntimeSize: `inputs`, `outputs`, `macs` and `bytes` then stand for `typical_batch`; `at(n)` fixes it.
     Build one with `BatchNorm.of`, `BatchNorm.parse` or `BatchNorm.from_json`. Raises ProblemError for what means
@@ -49,6 +50,8 @@ class BatchNorm(Batched):
     mode: BatchNormMode
     eps: float
     momentum: float
+    affine: bool
+    running: bool
     residual: bool
     activation: Activation
     slope: float
@@ -69,6 +72,8 @@ class BatchNorm(Batched):
         mode: str = BatchNormMode.INFERENCE,
         eps: float = DEFAULT_EPS,
         momentum: float = DEFAULT_MOMENTUM,
+        affine: bool = True,
+        running: bool = True,
         residual: bool = False,
         activation: str = Activation.NONE,
         slope: float = DEFAULT_SLOPE,
@@ -88,6 +93,8 @@ class BatchNorm(Batched):
             mode=values.word("mode", mode, BatchNormMode),
             eps=values.number("eps", eps),
             momentum=values.number("momentum", momentum),
+            affine=values.flag("affine", affine),
+            running=values.flag("running", running),
             residual=values.flag("residual", residual),
             activation=values.word("activation", activation, Activation),
             slope=values.number("slope", slope),
@@ -177,14 +184,15 @@ class BatchNorm(Batched):
 
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """x, scale, bias, mean, var, and residual if there is one."""
-        vectors = (self._vector(name) for name in ("scale", "bias", "mean", "var"))
+        """x, then as far as there are: scale, bias, mean, var, residual."""
+        names = ("scale", "bias") * self.affine + ("mean", "var") * self.running
+        vectors = (self._vector(name) for name in names)
         return self._tensor("x"), *vectors, *([self._tensor("residual")] if self.residual else [])
 
     @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """y; in training also save_mean, save_inv_std, running_mean and running_var."""
-        names = ("save_mean", "save_inv_std", "running_mean", "running_var") if self.is_training else ()
+        """y; in training also save_mean, save_inv_std, and with `running` running_mean and running_var."""
+        names = ("save_mean", "save_inv_std", *("running_mean", "running_var") * self.running) * self.is_training
         return self._tensor("y"), *(self._vector(name) for name in names)
 
     def tensor(self, name: str) -> TensorSpec:

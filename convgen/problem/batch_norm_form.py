@@ -24,6 +24,8 @@ _READERS = {
     "mode": text.word,
     "eps": text.number,
     "momentum": text.number,
+    "affine": text.flag,
+    "running": text.flag,
     "residual": text.flag,
     "activation": text.word,
     "slope": text.number,
@@ -74,7 +76,8 @@ def to_json(norm: BatchNorm) -> dict[str, Any]:
         "in": list(norm.spatial),
         "mode": norm.mode.value,
     }
-    typed = {"eps": norm.eps, "momentum": norm.momentum, "residual": norm.residual, "slope": norm.slope}
+    typed: dict[str, float | bool] = {"eps": norm.eps, "momentum": norm.momentum, "slope": norm.slope}
+    typed |= {"affine": norm.affine, "running": norm.running, "residual": norm.residual}
     words = {key: value for key, value in _canonical(norm).items() if key not in entry}
     return entry | {key: typed.get(key, value) for key, value in words.items()}
 
@@ -87,6 +90,8 @@ def _canonical(norm: BatchNorm) -> dict[str, str]:
         "mode": norm.mode.value,
         "eps": repr(norm.eps),
         "momentum": repr(norm.momentum),
+        "affine": "yes" if norm.affine else "no",
+        "running": "yes" if norm.running else "no",
         "residual": "yes" if norm.residual else "no",
         "activation": norm.activation.value,
         "slope": repr(norm.slope),
@@ -98,6 +103,8 @@ def _canonical(norm: BatchNorm) -> dict[str, str]:
         "in": "",
         "eps": repr(1e-5),
         "momentum": repr(0.1),
+        "affine": "yes",
+        "running": "yes",
         "residual": "no",
         "activation": Activation.NONE.value,
         "slope": repr(DEFAULT_SLOPE),

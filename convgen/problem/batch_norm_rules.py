@@ -20,6 +20,8 @@ DTYPES = (DType.FP32, DType.FP16, DType.BF16)
 
 _TYPES = {
     "mode": BatchNormMode,
+    "affine": bool,
+    "running": bool,
     "residual": bool,
     "dtype": DType,
     "layout": Layout,
@@ -41,6 +43,8 @@ def check(norm: BatchNorm) -> None:
         raise refusal("eps", norm.eps, "a number above 0, so that a constant channel can be divided by its spread")
     if not 0 <= values.number("momentum", norm.momentum) <= 1:
         raise refusal("momentum", norm.momentum, "a number from 0 to 1, the weight of the batch's own statistics")
+    if not norm.running and not norm.is_training:
+        raise refusal("running", "no", "yes, because inference normalises by the running statistics")
     _check_sizes(norm)
 
 

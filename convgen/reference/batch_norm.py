@@ -142,11 +142,12 @@ class _Statistics:
         else:
             mean, var = (_column(inputs[name], problem, xp) for name in ("mean", "var"))
         inv_std = 1.0 / xp.sqrt(var + problem.eps)
+        scale = _column(inputs["scale"], problem, xp) if problem.affine else xp.ones(mean.shape)
         return cls(
             mean=mean,
             var=var,
             inv_std=inv_std,
-            scale=_column(inputs["scale"], problem, xp),
+            scale=scale,
             root_mean_square=xp.sqrt((x**2).mean(axis=axes, keepdims=True)) if problem.is_training else mean,
             distance=x - mean,
             normalised=(x - mean) * inv_std,
@@ -158,11 +159,12 @@ class _Statistics:
         if not problem.is_training:
             return {}
         mean, var, inv_std = (array.ravel() for array in (self.mean, self.var, self.inv_std))
+        saved = {"save_mean": mean, "save_inv_std": inv_std}
+        if not problem.running:
+            return saved
         keep, weight = 1.0 - problem.momentum, problem.momentum
         old_mean, old_var = (xp.asarray(inputs[name], dtype=xp.float64) for name in ("mean", "var"))
-        return {
-            "save_mean": mean,
-            "save_inv_std": inv_std,
+        return saved | {
             "running_mean": keep * old_mean + weight * mean,
             "running_var": keep * old_var + weight * var * (self.count / (self.count - 1)),
         }
@@ -194,14 +196,15 @@ class _Errors:
         if not problem.is_training:
             return {}
         mean, var, inv_std = (array.ravel() for array in (self.mean, self.var, self.inv_std))
+        saved = {"save_mean": mean, "save_inv_std": inv_std}
+        if not problem.running:
+            return saved
         keep, weight = 1.0 - problem.momentum, problem.momentum
         unbiased = weight * known.count / (known.count - 1)
         old_mean, old_var = (xp.abs(xp.asarray(inputs[name], dtype=xp.float64)) for name in ("mean", "var"))
         sum_mean = keep * old_mean + weight * xp.abs(known.mean.ravel())
         sum_var = keep * old_var + unbiased * known.var.ravel()
-        return {
-            "save_mean": mean,
-            "save_inv_std": inv_std,
+        return saved | {
             "running_mean": weight * mean + 4 * _U * sum_mean + _SMALLEST,
             "running_var": unbiased * var + 6 * _U * sum_var + _SMALLEST,
         }
@@ -212,11 +215,11 @@ def _column(vector: Array, problem: BatchNorm, xp: Module = numpy) -> Array:
 
 
 def _epilogue(problem: BatchNorm) -> Epilogue:
-    return Epilogue(bias=True, residual=problem.residual, activation=problem.activation, slope=problem.slope)
+    return Epilogue(bias=problem.affine, residual=problem.residual, activation=problem.activation, slope=problem.slope)
 
 
 def _operands(problem: BatchNorm, inputs: Mapping[str, Array], xp: Module) -> dict[str, Array]:
-    operands = {"bias": _column(inputs["bias"], problem, xp)}
+    operands = {"bias": _column(inputs["bias"], problem, xp)} if problem.affine else {}
     return operands | ({"residual": xp.asarray(inputs["residual"], dtype=xp.float64)} if problem.residual else {})
 
 

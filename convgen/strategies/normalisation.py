@@ -191,6 +191,7 @@ def constants(problem: BatchNorm, c: Tiled, launch: Launch) -> dict[str, Any]:
         "activation": common.activation_name(problem.activation),
         "slope": repr(problem.slope),
         "residual": problem.residual,
+        "affine": problem.affine,
         "eps": repr(problem.eps),
         "rows": v.rows,
         "batch": problem.n if isinstance(problem.n, int) else None,
@@ -203,7 +204,12 @@ def constants(problem: BatchNorm, c: Tiled, launch: Launch) -> dict[str, Any]:
 
 
 def training_constants(problem: BatchNorm) -> dict[str, Any]:
-    return {"keep": repr(1.0 - problem.momentum), "momentum": repr(problem.momentum), "aliased": ALIASED}
+    return {
+        "running": problem.running,
+        "keep": repr(1.0 - problem.momentum),
+        "momentum": repr(problem.momentum),
+        "aliased": ALIASED,
+    }
 
 
 def alignment(problem: BatchNorm, vector: int) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from convgen.api.decision import Chosen, Decider, Decision, Place, place_of, predicted, write_decisions
 from convgen.api.notice import warn
@@ -12,7 +12,7 @@ from convgen.api.settings import Setting
 from convgen.errors import NotApplicableError, UsageError
 from convgen.lowering import lower
 from convgen.plan import Plan
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.target import Target
 
 Made = TypeVar("Made")
@@ -28,20 +28,20 @@ class Chooser:
     def __init__(self, decider: Callable[[], Decider]) -> None:
         """`decider` is called when a decision first asks for one."""
         self._decider = decider
-        self._taken: dict[tuple[Hashable, ...], Decision] = {}
+        self._taken: dict[tuple[Any, ...], Decision] = {}
         self._latest: dict[Place, Decision] = {}
-        self._searched: set[tuple[Conv, Target]] = set()
-        self._rejected: set[tuple[Conv, Target, str, str]] = set()
+        self._searched: set[tuple[Problem, Target]] = set()
+        self._rejected: set[tuple[Problem, Target, str, str]] = set()
         self._told: set[str] = set()
-        self._locks: dict[Conv, threading.RLock] = {}
+        self._locks: dict[Problem, threading.RLock] = {}
 
-    def lock(self, problem: Conv) -> threading.RLock:
+    def lock(self, problem: Problem) -> threading.RLock:
         """What is held while a problem is decided, tuned and compiled, so that two threads do not both do it."""
         return self._locks.setdefault(problem, threading.RLock())
 
     def choose(
         self,
-        problem: Conv,
+        problem: Problem,
         target: Target,
         setting: Setting,
         workspace_limit: int | None,
@@ -76,7 +76,7 @@ class Chooser:
             return decision, made
         raise UsageError(f"workspace_limit={workspace_limit}: {problem} needs at least {least} bytes")
 
-    def reject(self, problem: Conv, target: Target, decision: Decision, error: Exception) -> None:
+    def reject(self, problem: Problem, target: Target, decision: Decision, error: Exception) -> None:
         """Never propose it again in this process, and say so."""
         self._rejected.add((problem, target, decision.strategy.name, str(decision.config)))
         self.forget(problem)
@@ -85,7 +85,7 @@ class Chooser:
             f"({error}), so the next best is taken"
         )
 
-    def tune(self, problem: Conv, target: Target, device: int, setting: Setting) -> bool:
+    def tune(self, problem: Problem, target: Target, device: int, setting: Setting) -> bool:
         """Tune the problem if it is not, once in a process. Whether that was done."""
         if (problem, target) in self._searched:
             return False
@@ -102,7 +102,7 @@ class Chooser:
         self.forget(problem)
         return True
 
-    def forget(self, problem: Conv | None = None) -> None:
+    def forget(self, problem: Problem | None = None) -> None:
         """Decide a problem anew, or every one."""
         for key in [key for key in list(self._taken) if problem in (None, key[0])]:
             self._taken.pop(key, None)
@@ -118,7 +118,7 @@ class Chooser:
             warn(text)
 
     def _proposals(
-        self, key: tuple[Hashable, ...], problem: Conv, target: Target, setting: Setting
+        self, key: tuple[Any, ...], problem: Problem, target: Target, setting: Setting
     ) -> Iterator[Decision]:
         if key in self._taken:
             yield self._taken[key]
@@ -129,7 +129,7 @@ class Chooser:
             yield stated
         yield from predicted(problem, target)
 
-    def _ranking(self, problem: Conv, target: Target) -> Iterator[Decision]:
+    def _ranking(self, problem: Problem, target: Target) -> Iterator[Decision]:
         """The decider's proposals, each asked for when those before it will not do; in trouble the cost model's."""
         given = False
         try:
@@ -144,7 +144,7 @@ class Chooser:
             self.tell(f"what is tuned cannot be asked for ({error}); the cost model decides")
         yield from predicted(problem, target)
 
-    def _stated(self, problem: Conv, target: Target, setting: Setting) -> Chosen | None:
+    def _stated(self, problem: Problem, target: Target, setting: Setting) -> Chosen | None:
         stated = None if setting.frozen is None else setting.frozen.find(problem, target)
         if stated is None:
             return None

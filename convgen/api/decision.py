@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from convgen.errors import UsageError
 from convgen.lowering import applicable
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.space import Config
 from convgen.strategies import Strategy, get_strategy
 from convgen.target import Target
@@ -34,13 +34,15 @@ class Decider(Protocol):
     """Takes decisions from what has been tuned. Used from several threads; what goes wrong in it is told, and the cost
     model decides."""
 
-    def ranked(self, problem: Conv, target: Target) -> Iterable[Decision]:
+    def ranked(self, problem: Problem, target: Target) -> Iterable[Decision]:
         """At once, best first: what was tuned, what was tuned for similar problems, then every strategy's default.
 
         Raises NotApplicableError if no strategy applies.
         """
 
-    def tune(self, problem: Conv, target: Target, device: int, *, time_limit: float | None, trials: int | None) -> None:
+    def tune(
+        self, problem: Problem, target: Target, device: int, *, time_limit: float | None, trials: int | None
+    ) -> None:
         """Measure on the device and remember, so that the winner is what `ranked` gives first from now on."""
 
 
@@ -53,7 +55,7 @@ class Chosen:
     origin: str
 
 
-def predicted(problem: Conv, target: Target) -> tuple[Chosen, ...]:
+def predicted(problem: Problem, target: Target) -> tuple[Chosen, ...]:
     """Every applicable strategy with its default config, fastest by the cost model first. Raises NotApplicableError."""
     return tuple(Chosen(s, s.default(problem, target), "predicted") for s in applicable(problem, target))
 
@@ -64,7 +66,7 @@ Place = tuple[str, str, str, int]
 """Problem, and the device's name, compute capability and SM count."""
 
 
-def place_of(problem: Conv, target: Target) -> Place:
+def place_of(problem: Problem, target: Target) -> Place:
     major, minor = target.compute_capability
     return str(problem), target.name, f"{major}.{minor}", target.sm_count
 
@@ -76,7 +78,7 @@ class Stated:
     strategy: str
     config: Mapping[str, Any]
 
-    def decision(self, problem: Conv, target: Target) -> Chosen:
+    def decision(self, problem: Problem, target: Target) -> Chosen:
         """Raises UsageError for a strategy that there is not, ConfigError for fields it does not have."""
         strategy = get_strategy(self.strategy)
         return Chosen(strategy, strategy.space(problem, target).config_type.from_mapping(self.config), "frozen")
@@ -88,7 +90,7 @@ class Table:
 
     entries: Mapping[Place, Stated]
 
-    def find(self, problem: Conv, target: Target) -> Stated | None:
+    def find(self, problem: Problem, target: Target) -> Stated | None:
         """The decision for this very device, else for the first of any device."""
         place = place_of(problem, target)
         if place in self.entries:

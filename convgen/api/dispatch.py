@@ -70,7 +70,7 @@ class Dispatcher:
 
     def __init__(self, decider: Callable[[], Decider]) -> None:
         """`decider` is called when a decision first asks for one."""
-        self._chooser = Chooser(functools.cache(decider))
+        self.chooser = Chooser(functools.cache(decider))
         self._calls: dict[Hashable, Entry] = {}
         self._weights: weakref.WeakSet[PreparedWeight] = weakref.WeakSet()
         self._signatures: dict[type, Callable[[Any], Hashable]] = {}
@@ -126,16 +126,16 @@ class Dispatcher:
             given = operand("weight", weight.weight)
         assert given.library is not None
         if 0 not in wanted.shape:
-            with self._chooser.lock(wanted.problem):
+            with self.chooser.lock(wanted.problem):
                 self._program(wanted, given.library, given.device, settings.current(), weight)
 
     def decisions(self) -> str:
         """The decisions taken so far, as text."""
-        return self._chooser.decisions()
+        return self.chooser.decisions()
 
     def forget(self, problem: Conv | None = None) -> None:
         """Let the next call of a problem, or of every one, be decided anew."""
-        self._chooser.forget(problem)
+        self.chooser.forget(problem)
         with self._lock:
             for calls in (self._calls, *(weight.calls for weight in self._weights)):
                 for key in [key for key, entry in list(calls.items()) if problem in (None, entry.problem)]:
@@ -146,7 +146,7 @@ class Dispatcher:
     def _call_first(self, op: str, operands: Operands, options: tuple[Any, ...]) -> Any:
         call = self._understood(op, operands, _hashable(options))
         problem = call.wanted.problem
-        with self._chooser.lock(problem):
+        with self.chooser.lock(problem):
             while True:
                 bound = self._bind(call)
                 try:
@@ -156,7 +156,7 @@ class Dispatcher:
                     # CUDA refuses some launches only when it is asked for them.
                     if bound.decision is None or bound.target is None or bound.decision.origin == "predicted":
                         raise
-                    self._chooser.reject(problem, bound.target, bound.decision, error)
+                    self.chooser.reject(problem, bound.target, bound.decision, error)
         if bound.is_lasting:
             self._keep(call, bound.entry)
         return y if operands[OUT] is None else operands[OUT]
@@ -221,7 +221,7 @@ class Dispatcher:
         problem, target = wanted.problem, target_of(device)
         stream = library.current_stream(device)
         capturing = is_capturing(stream)
-        if setting.mode == "on_miss" and not capturing and self._chooser.tune(problem, target, device, setting):
+        if setting.mode == "on_miss" and not capturing and self.chooser.tune(problem, target, device, setting):
             self.forget(problem)
 
         def make(plan: Plan) -> tuple[CudaProgram, PreparedWeights | None]:
@@ -241,7 +241,7 @@ class Dispatcher:
 
         # A first call may come while a graph is captured: it loads code and asks for the device's properties.
         with relaxed_capture():
-            decision, (program, state) = self._chooser.choose(problem, target, setting, wanted.workspace_limit, make)
+            decision, (program, state) = self.chooser.choose(problem, target, setting, wanted.workspace_limit, make)
         is_lasting = not capturing or (setting.mode != "on_miss" and (prepared is None or state is not None))
         return decision, program, state, is_lasting
 
@@ -253,9 +253,7 @@ class Dispatcher:
 
             return _Bound(host.ThroughGpu(call.wanted, through, call.prepared))
         if call.setting.mode == "on_miss":
-            self._chooser.tell(
-                "tuning('on_miss') measures nothing without a GPU: what is known is used, as by 'cached'"
-            )
+            self.chooser.tell("tuning('on_miss') measures nothing without a GPU: what is known is used, as by 'cached'")
         target = Target.preset(DEFAULT_TARGET)
 
         def make(plan: Plan) -> SimProgram:
@@ -265,7 +263,7 @@ class Dispatcher:
             return self._simulated[key]
 
         limit = call.wanted.workspace_limit
-        decision, program = self._chooser.choose(call.wanted.problem, target, call.setting, limit, make)
+        decision, program = self.chooser.choose(call.wanted.problem, target, call.setting, limit, make)
         return _Bound(host.InSimulator(call.wanted, program, call.prepared), decision, target)
 
 

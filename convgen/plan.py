@@ -190,6 +190,9 @@ class Numerics:
     reach: tuple[int, ...] = ()
     """Along each spatial axis of x (dy in dgrad), how many elements before and behind those that a result depends on
     share its intermediate values: |x| becomes the largest among so many neighbours. Empty: none."""
+    whole_filter: bool = False
+    """Whether errors go with all taps of the filter, also those that meet no pixel: |w| becomes the sum over them all,
+    and |x| the largest that `reach` leaves for any (`reference.mixed`)."""
     exact_on_integers: bool = True
     """Whether sums of small integers come out without an error."""
 

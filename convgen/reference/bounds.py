@@ -20,6 +20,7 @@ from convgen.plan import Numerics
 from convgen.problem import Conv, DType
 from convgen.reference.arrays import Array, Module, quiet
 from convgen.reference.correlation import Correlation
+from convgen.reference.mixed import mixed_magnitudes
 from convgen.reference.oracle import Roles, accumulator, finishing
 from convgen.reference.rounding import FORMATS
 from convgen.reference.sampled import Indices
@@ -32,7 +33,8 @@ class ErrorModel:
     """The arithmetic of a kernel, as unit roundoffs and the length of its longest chain of additions.
 
     `eps_in` is for operands that are rounded before they are multiplied, as TF32 tensor cores do; it is 0 for a kernel
-    that reads its operands exactly, also from fp16 or bf16. `growth` and `reach` are those of `plan.Numerics`.
+    that reads its operands exactly, also from fp16 or bf16. `growth`, `reach` and `whole_filter` are those of
+    `plan.Numerics`.
     """
 
     eps_out: float
@@ -41,6 +43,7 @@ class ErrorModel:
     eps_acc: float
     growth: float = 1.0
     reach: tuple[int, ...] = ()
+    whole_filter: bool = False
 
 
 def strict_model(problem: Conv) -> ErrorModel:
@@ -52,7 +55,8 @@ def model_of(problem: Conv, numerics: Numerics) -> ErrorModel:
     """The arithmetic of a plan's kernels on the problem."""
     steps = reduction_length(problem) if numerics.steps is None else numerics.steps
     eps_acc = 0.0 if problem.dtype.is_integer else numerics.eps_acc
-    return ErrorModel(problem.out_dtype.eps, numerics.eps_in, steps, eps_acc, numerics.growth, numerics.reach)
+    n = numerics
+    return ErrorModel(problem.out_dtype.eps, n.eps_in, steps, eps_acc, n.growth, n.reach, n.whole_filter)
 
 
 def small_integer(problem: Conv) -> int:
@@ -96,12 +100,8 @@ def bound(
     `reference` is what `reference` (or `reference_sampled`) returned for the same arguments. 0 where a value is not
     finite, since such a value has to match exactly.
     """
-    magnitudes = dict(inputs) | {name: xp.abs(inputs[name]) for name in Roles.of(problem).operands}
-    if model.reach:
-        spread = problem.inputs[0].name
-        magnitudes[spread] = _largest_near(magnitudes[spread], model.reach, xp)
     rate = model.growth * (2 * model.eps_in + model.steps * model.eps_acc)
-    error = rate * accumulator(problem, magnitudes, xp, indices)
+    error = rate * _magnitudes(problem, inputs, model, xp, indices)
     if model.eps_acc:
         error = error + model.steps * FORMATS[DType.FP32].smallest_subnormal
     if not problem.epilogue.is_identity or problem.accumulate:
@@ -113,6 +113,19 @@ def bound(
             error = xp.where(xp.isfinite(stage.value), error, 0.0)
     rounded = error + model.eps_out * (xp.abs(reference) + error) + _conversion_floor(problem)
     return xp.where(xp.isfinite(reference), rounded, 0.0)
+
+
+def _magnitudes(
+    problem: Conv, inputs: Mapping[str, Array], model: ErrorModel, xp: Module, indices: Indices | None
+) -> Array:
+    """What errors go with: |x| * |w|, or what an algorithm that mixes them leaves of it."""
+    if model.whole_filter:
+        return mixed_magnitudes(problem, inputs, model.reach, xp, indices)
+    magnitudes = dict(inputs) | {name: xp.abs(inputs[name]) for name in Roles.of(problem).operands}
+    if model.reach:
+        spread = problem.inputs[0].name
+        magnitudes[spread] = _largest_near(magnitudes[spread], model.reach, xp)
+    return accumulator(problem, magnitudes, xp, indices)
 
 
 def _largest_near(values: Array, reach: tuple[int, ...], xp: Module) -> Array:

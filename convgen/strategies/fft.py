@@ -11,7 +11,7 @@ import functools
 from typing import Any
 
 from convgen.errors import ConfigError
-from convgen.gather import Gather, gather
+from convgen.gather import gather
 from convgen.plan import Buffer, Param, Placement, Plan, WorkspaceArg
 from convgen.problem import Conv, Direction
 from convgen.space import Space
@@ -142,7 +142,7 @@ class Fft:
             "passes": t.passes,
             "pitch": t.pitch,
             "plane": t.plane,
-            "gap": tiling.GAP,
+            "gap": t.gap,
             "rounds": t.rounds,
             "roots": sum(len(p.turns) for p in t.passes),
             "fold_rotations": [fft_radix.rotation(j, -j, 4 * first.radix) for j in range(1, first.radix)],

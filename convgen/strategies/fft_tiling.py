@@ -26,8 +26,8 @@ LENGTHS = tuple(n for n in range(4, 257, 2) if fft_radix.is_smooth(n)) + tuple(
 )
 """Extents of a tile that are worth trying."""
 
-GAP = 16
-"""In one dimension, a gap is left in shared memory after so many points, so that strides of them meet all banks."""
+BANKS = 16
+"""Complex numbers that shared memory reads at a time."""
 
 
 @dataclass(frozen=True)
@@ -188,11 +188,16 @@ class Tiling:
     def points(self) -> int:
         return math.prod(line.points for line in self.lines)
 
+    @property
+    def gap(self) -> int:
+        """In one dimension, points after which one is left unused, so that strides of them meet all banks."""
+        return _gap(self.lines[0].points, self.lines[0].radices)
+
     @functools.cached_property
     def plane(self) -> int:
         """Points of shared memory from a tile to the next."""
         if len(self.lines) == 1:
-            return self.points + (self.points - 1) // GAP
+            return self.points + (self.points - 1) // self.gap
         return self.lines[0].points * self.pitch
 
     @property
@@ -206,9 +211,9 @@ class Tiling:
 
     @functools.cached_property
     def registers(self) -> int:
-        """About what a thread needs: a transform, its inputs under way, the sums of a last pass, addresses."""
+        """About what a thread needs: a transform, the sums of the last pass, addresses."""
         kept = 2 * self.rounds * self.passes[-1].radix * self.c.tile_channel
-        return kept + 3 * max(p.radix for p in self.passes) + 44
+        return kept + 2 * max(p.radix for p in self.passes) + 32
 
     @property
     def channel_blocks(self) -> int:
@@ -262,6 +267,25 @@ class Tiling:
 def _line(axis: Axis, length: int, *, folded: bool, largest: int, fewest: int, zeros: bool) -> Line:
     points = length // 2 if folded else length
     return Line(axis, length, folded, fft_radix.radices(points, largest, fewest), zeros)
+
+
+@functools.lru_cache(maxsize=1024)
+def _gap(points: int, radices: tuple[int, ...]) -> int:
+    """The distance of gaps with which the first warps of all passes wait least for banks."""
+
+    def turns(gap: int) -> int:
+        count, length = 0, points
+        for radix in radices:
+            step = length // radix
+            for first, j in itertools.product(range(0, min(points // radix, 4 * BANKS), BANKS), range(2)):
+                items = range(first, min(first + BANKS, points // radix))
+                places = (item // step * length + item % step + j * step for item in items)
+                banks = [(place + place // gap) % BANKS for place in places]
+                count += max(map(banks.count, banks))
+            length = step
+        return count
+
+    return min((BANKS, 2 * BANKS, BANKS // 2, 4 * BANKS, BANKS // 4), key=turns)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -195,8 +195,9 @@ def _placements(t: Tiling) -> tuple[Placement, ...]:
         Placement("tile", "shared", t.shared_bytes, "complex, folded to half as many points; transformed in place"),
         Placement("spectra", "L1/L2", 8 * t.points * t.spectra, "of every filter, read once a tile that it multiplies"),
         Placement("roots of unity", "L1/L2", 8 * sum(len(p.turns) * p.step for p in t.passes), "a table of the source"),
-        common.sums_placement(2 * t.rounds * t.passes[-1].radix * t.c.tile_channel),
-    )
+        Placement("sums", "registers", 8 * t.rounds * t.passes[-1].radix * t.c.tile_channel,
+                  "over the channels, of a thread's part of the last pass; the inverse begins with them"),
+    )  # fmt: skip
 
 
 STRATEGY = Fft()

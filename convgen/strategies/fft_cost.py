@@ -5,14 +5,9 @@ Constants are instructions or cycles, estimated from the emitted code; they are 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping
-
-from convgen.errors import ProblemError
 from convgen.gather import Gather
 from convgen.plan import extent_at
 from convgen.problem import Conv
-from convgen.strategies.base import Strategy
 from convgen.strategies.cost_model import LAUNCH_SECONDS, LINE, SECTOR, Work, kernel_seconds
 from convgen.strategies.fft_tiling import Pass, Tiling
 from convgen.target import Target
@@ -114,63 +109,3 @@ def resident(t: Tiling, target: Target) -> int:
     by_shared = target.shared_per_sm // (t.shared_bytes + target.shared_reserved)
     by_threads = target.max_threads_per_sm // t.c.threads
     return max(min(by_registers, by_shared, by_threads, target.max_blocks_per_sm), 1)
-
-
-# --- the crossover ---------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Crossover:
-    """Predicted seconds of every strategy's default over the extents of a square filter, at equal padding."""
-
-    extents: tuple[int, ...]
-    seconds: Mapping[str, tuple[float | None, ...]]
-    """By strategy; None where it does not apply."""
-
-    def fastest(self) -> tuple[str, ...]:
-        """The strategy that is predicted to be fastest, at every extent."""
-        return tuple(
-            min((row[i], name) for name, row in self.seconds.items() if row[i] is not None)[1]
-            for i in range(len(self.extents))
-        )
-
-    def from_extent(self, strategy: str) -> int | None:
-        """The least extent from which on that strategy stays the fastest; None if it is not at the largest."""
-        won = [name == strategy for name in self.fastest()]
-        if not won or not won[-1]:
-            return None
-        start = len(won) - won[::-1].index(False) if False in won else 0
-        return self.extents[start]
-
-
-def crossover(problem: Conv, extents: Iterable[int], strategies: Iterable[Strategy], target: Target) -> Crossover:
-    """What each strategy is predicted to take for the same problem with other filters.
-
-    The filter has the extent along every axis and half of it as padding ("same" for an odd one); all else is the
-    problem's. Extents that make no valid problem are left out.
-    """
-    variants = {extent: found for extent in extents if (found := with_filter(problem, extent)) is not None}
-    rows = {
-        strategy.name: tuple(
-            None
-            if strategy.why_not(variant, target) is not None
-            else strategy.cost(variant, strategy.default(variant, target), target)
-            for variant in variants.values()
-        )
-        for strategy in strategies
-    }
-    return Crossover(tuple(variants), rows)
-
-
-def with_filter(problem: Conv, extent: int) -> Conv | None:
-    """The problem with a filter of that extent along each axis; None if there is no such problem."""
-    reach = [d * (extent - 1) for d in problem.dilation]
-    try:
-        return dataclasses.replace(
-            problem,
-            filter=(extent,) * problem.nd,
-            pad_lo=tuple(r // 2 for r in reach),
-            pad_hi=tuple(r - r // 2 for r in reach),
-        )
-    except ProblemError:
-        return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import struct
 from dataclasses import dataclass
 
 PRIMES = (2, 3, 5, 7)
@@ -83,7 +84,8 @@ class Butterfly:
 
 def literal(value: float) -> str:
     """The C literal of the nearest fp32 number."""
-    text = f"{value:.9g}"
+    (rounded,) = struct.unpack("f", struct.pack("f", value))  # before it is printed, or it would be rounded twice
+    text = f"{rounded:.9g}"
     return f"{text if '.' in text or 'e' in text else text + '.0'}f"
 
 

@@ -183,9 +183,9 @@ __device__ __forceinline__ Complex scaled(Complex a, float b) {
 
 // Products with powers of the eighth root of unity (1 - i) / sqrt 2.
 constexpr float kHalfRoot = 0.707106781f;
-__device__ __forceinline__ Complex eighth_turn(Complex v) { return scaled({v.x + v.y, v.y - v.x}, kHalfRoot); }
 __device__ __forceinline__ Complex quarter_turn(Complex v) { return {v.y, -v.x}; }
-__device__ __forceinline__ Complex three_eighths_turn(Complex v) { return scaled({v.y - v.x, -v.x - v.y}, kHalfRoot); }
+__device__ __forceinline__ Complex eighth_turn(Complex v) { return scaled(v + quarter_turn(v), kHalfRoot); }
+__device__ __forceinline__ Complex three_eighths_turn(Complex v) { return scaled(quarter_turn(v) - v, kHalfRoot); }
 __device__ __forceinline__ Complex half_turn(Complex v) { return {-v.x, -v.y}; }
 
 __device__ __forceinline__ Complex exchanged(Complex v) { return {v.y, v.x}; }
@@ -340,7 +340,7 @@ using Last = PassW0;
 
 // Of the turns by exp(i pi n / (2 kFold)) that make the folded tile cyclic, those by the distance of a transform's points.
 __device__ __forceinline__ void turn_fold(Complex (&v)[2]) {
-    v[1] = v[1] * Complex{0.707106781f, 0.707106781f};
+    v[1] = v[1] * Complex{0.707106769f, 0.707106769f};
 }
 
 // What follows the accumulator, in this order: bias, activation.

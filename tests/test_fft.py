@@ -28,8 +28,8 @@ from convgen.strategies.fft import STRATEGY, FftConfig
 from convgen.strategies.fft_tiling import tiling
 
 ANY = Admitted()
-SQUARE = FftConfig(16, 16, 8, 32, 1, 1)
-ROW = FftConfig(1, 64, 8, 32, 1, 1)
+SQUARE = FftConfig("fused", 16, 16, 8, 32, 1, 1)
+ROW = FftConfig("fused", 1, 64, 8, 32, 1, 1)
 
 IMAGE = "conv2d n=2 c=1 in=30x41 k=1 filter=7x7 pad=3"
 DEPTHWISE = "conv2d n=2 c=5 in=13x12 k=5 groups=5 filter=9x6 pad=4x3"
@@ -43,11 +43,11 @@ class TestFft(StrategyConformance):
     strategy = ANY
 
 
-def square(**changes: int) -> FftConfig:
+def square(**changes: int | str) -> FftConfig:
     return FftConfig.from_mapping(changes, SQUARE)
 
 
-def row(**changes: int) -> FftConfig:
+def row(**changes: int | str) -> FftConfig:
     return FftConfig.from_mapping(changes, ROW)
 
 
@@ -82,6 +82,13 @@ def row(**changes: int) -> FftConfig:
         (DENSE + " direction=dgrad layout=nhwc", square(tile_channel=2, threads=96)),
         (DENSE.replace("n=3", "n=*<=4~3"), square(tiles=2, tile_channel=7)),
         ("conv_transpose2d n=2 c=3 in=9x8 k=4 filter=5x4 stride=2x1 pad=1", square(tile_h=28)),
+        (DENSE, square(product="batched")),
+        (DENSE, square(product="batched", tile_h=6, tile_w=8, tiles=4, tile_channel=2)),
+        (DENSE.replace("k=7", "k=40"), square(product="batched", tile_channel=4, tiles=2)),
+        (DENSE + " groups=1 epilogue=bias+residual+silu dtype=fp16 layout=nhwc", square(product="batched")),
+        (DENSE.replace("k=7", "k=8 groups=2") + " direction=dgrad", square(product="batched", tile_channel=3)),
+        (DENSE.replace("n=3", "n=*~2"), square(product="batched", tile_h=6, tiles=4, tile_channel=4)),
+        ("conv1d n=2 c=5 in=90 k=6 filter=30 pad=7:2", row(product="batched", tile_channel=2, tiles=2)),
         (SEQUENCE, row()),
         (SEQUENCE, row(tile_w=48, tiles=4)),
         (SEQUENCE, row(tile_w=180, radix=16, threads=64)),
@@ -132,6 +139,7 @@ def test_a_tile_that_overflows_on_the_way_is_computed_from_the_definition() -> N
 @pytest.mark.parametrize(
     ("problem", "config", "rule"),
     [
+        (IMAGE, square(product="both"), "expected fused or batched"),
         (IMAGE, square(tile_h=0), "at least 1"),
         (IMAGE, square(tile_h=15), "even, a product of 2, 3, 5 and 7"),
         (IMAGE, square(tile_w=11), "a product of 2, 3, 5 and 7"),
@@ -198,6 +206,24 @@ def test_the_work_is_the_closed_form(text: str, config: FftConfig) -> None:
     assert result.report.counters.flops == tiles * t.flops + spectra
 
 
+def test_the_work_of_batched_products_is_the_closed_form() -> None:
+    """Three images of one tile each, rounded up to four tiles for a thread of the product; 7 channels to 8."""
+    problem = Conv.parse("conv2d n=3 c=6 in=9x10 k=7 filter=3x3 pad=1 accuracy=fast")
+    config = square(product="batched", tile_channel=2)
+    plan = lower(problem, STRATEGY, config, TARGET)
+    [program] = build([plan], [render(plan)], Mode.COUNT)
+    inputs = {name: array.astype(np.float32) for name, array in make_inputs(problem, 0).items()}
+    result = program.run(inputs, {"y": np.empty(problem.outputs[0].shape, np.float32)})
+    result.require_clean()
+    t = tiling(gather(problem), config)
+    assert t.image_tiles == 1
+    assert t.product_warps_m == 4
+    points = 8 * 16
+    products = 8 * points * 6 * 8 * 8  # 8 FLOP, 6 summed channels, 2 warps of 4 tiles, 8 channels
+    expected = 3 * (6 + 7) * t.transform_flops + products + 6 * 7 * (t.transform_flops + 2 * points)
+    assert result.report.counters.flops == expected
+
+
 def test_a_tile_of_powers_of_two_has_no_bank_conflict() -> None:
     for text, config in (
         ("conv2d n=1 c=1 in=64x64 k=1 filter=27x27", square(tile_h=64, tile_w=64, threads=128)),
@@ -213,8 +239,9 @@ def test_a_tile_of_powers_of_two_has_no_bank_conflict() -> None:
         assert all(site.efficiency == 1 for site in shared)
 
 
-def test_the_spectra_are_prepared_from_the_weights_alone() -> None:
-    plan = lower(Conv.parse(LARGE), STRATEGY, None, TARGET)
+@pytest.mark.parametrize("problem", [LARGE, "conv2d n=*<=8 c=64 in=56x56 k=64 filter=27x27 pad=13"])
+def test_the_spectra_are_prepared_from_the_weights_alone(problem: str) -> None:
+    plan = lower(Conv.parse(problem), STRATEGY, None, TARGET)
     prepared = preparation(plan)
     assert prepared.steps == {0}
     assert prepared.buffers == ("spectra",)
@@ -246,7 +273,8 @@ def test_there_is_one_crossover(text: str) -> None:
 
 
 def test_the_problems_it_is_for_are_predicted_to_be_won() -> None:
-    for text in (LARGE, LONG, "conv2d n=1 c=1 in=8192x8192 k=1 filter=27x27 pad=13"):
+    dense = "conv2d n=8 c=64 in=56x56 k=64 filter=27x27 pad=13"
+    for text in (LARGE, LONG, dense, "conv2d n=1 c=1 in=8192x8192 k=1 filter=27x27 pad=13"):
         problem = Conv.parse(text)
         times = {
             s.name: s.cost(problem, s.default(problem, TARGET), TARGET)

@@ -27,7 +27,7 @@ BUTTERFLIES = Path(__file__).parent / "fft_templates" / "butterflies.cu.j2"
 RADICES = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 15, 16, 18, 20, 21, 24, 25, 27, 28, 30, 32)
 U = 2.0**-24
 
-SQUARE = FftConfig(16, 20, 8, 32, 1, 1)
+SQUARE = FftConfig("fused", 16, 20, 8, 32, 1, 1)
 PLAIN = "conv2d n=1 c=1 in=30x33 k=1 filter=5x6 pad=2 accuracy=fast"
 
 
@@ -79,10 +79,10 @@ def test_lengths_split_into_radices() -> None:
 @pytest.mark.parametrize(
     ("text", "config"),
     [
-        ("conv2d n=1 c=1 in=40x40 k=1 filter=9x7 accuracy=fast", FftConfig(24, 70, 8, 64, 1, 1)),
-        ("conv2d n=1 c=1 in=40x40 k=1 filter=9x7 accuracy=fast", FftConfig(32, 36, 16, 64, 1, 1)),
-        ("conv1d n=1 c=1 in=999 k=1 filter=100 accuracy=fast", FftConfig(1, 480, 8, 64, 1, 1)),
-        ("conv1d n=1 c=1 in=4000 k=1 filter=100 accuracy=fast", FftConfig(1, 2048, 8, 64, 1, 1)),
+        ("conv2d n=1 c=1 in=40x40 k=1 filter=9x7 accuracy=fast", FftConfig("fused", 24, 70, 8, 64, 1, 1)),
+        ("conv2d n=1 c=1 in=40x40 k=1 filter=9x7 accuracy=fast", FftConfig("fused", 32, 36, 16, 64, 1, 1)),
+        ("conv1d n=1 c=1 in=999 k=1 filter=100 accuracy=fast", FftConfig("fused", 1, 480, 8, 64, 1, 1)),
+        ("conv1d n=1 c=1 in=4000 k=1 filter=100 accuracy=fast", FftConfig("fused", 1, 2048, 8, 64, 1, 1)),
     ],
 )
 def test_spectra_are_numpy_fft_of_the_folded_filter(text: str, config: FftConfig) -> None:
@@ -140,10 +140,10 @@ def _frequency(point: int, radices: tuple[int, ...]) -> int:
 @pytest.mark.parametrize(
     ("text", "config"),
     [
-        ("conv2d n=1 c=1 in=64x64 k=1 filter=27x27 pad=13", FftConfig(64, 64, 8, 128, 1, 1)),
-        ("conv2d n=1 c=1 in=40x40 k=1 filter=27x27 pad=13", FftConfig(56, 70, 8, 128, 1, 1)),
-        ("conv2d n=1 c=1 in=40x40 k=1 filter=27x27 pad=13", FftConfig(54, 54, 32, 64, 1, 1)),
-        ("conv1d n=1 c=1 in=1024 k=1 filter=1024 pad=1023:0", FftConfig(1, 2048, 16, 64, 1, 1)),
+        ("conv2d n=1 c=1 in=64x64 k=1 filter=27x27 pad=13", FftConfig("fused", 64, 64, 8, 128, 1, 1)),
+        ("conv2d n=1 c=1 in=40x40 k=1 filter=27x27 pad=13", FftConfig("fused", 56, 70, 8, 128, 1, 1)),
+        ("conv2d n=1 c=1 in=40x40 k=1 filter=27x27 pad=13", FftConfig("fused", 54, 54, 32, 64, 1, 1)),
+        ("conv1d n=1 c=1 in=1024 k=1 filter=1024 pad=1023:0", FftConfig("fused", 1, 2048, 16, 64, 1, 1)),
     ],
 )
 def test_errors_keep_far_below_their_bound_on_data_that_are_hard(text: str, config: FftConfig) -> None:
@@ -164,7 +164,7 @@ def test_errors_keep_far_below_their_bound_on_data_that_are_hard(text: str, conf
 def test_the_bound_is_that_of_a_naive_count() -> None:
     """steps * u * (largest pixel of the tile) * (sum of the filter), at an edge that few taps reach."""
     problem = Conv.parse("conv2d n=1 c=2 in=9x9 k=3 filter=3x3 pad=1 accuracy=fast")
-    plan = lower(problem, STRATEGY, FftConfig(6, 8, 8, 32, 1, 1), TARGET)
+    plan = lower(problem, STRATEGY, FftConfig("fused", 6, 8, 8, 32, 1, 1), TARGET)
     assert plan.numerics.reach == (3, 5)
     inputs = make_inputs(problem, 0)
     expected = reference(problem, inputs)
@@ -180,7 +180,7 @@ def test_the_bound_is_that_of_a_naive_count() -> None:
 
 
 def test_a_missing_barrier_is_found() -> None:
-    plan = lower(Conv.parse(PLAIN), STRATEGY, FftConfig(16, 20, 8, 64, 1, 1), TARGET)
+    plan = lower(Conv.parse(PLAIN), STRATEGY, FftConfig("fused", 16, 20, 8, 64, 1, 1), TARGET)
     text = render(plan)
     places = [i for i in range(len(text)) if text.startswith("__syncthreads();", i)]
     assert len(places) >= 4
@@ -199,7 +199,7 @@ def test_a_missing_barrier_is_found() -> None:
         ("kShift - n < 0 ? kShift - n + kLength : kShift - n", "kShift - n"),  # wrapped taps left out
         ("constexpr float kHalfRoot = 0.707106781f", "constexpr float kHalfRoot = 0.7073f"),
         ("v[j % First::kRadix].y : v[j % First::kRadix].x", "v[j % First::kRadix].x : v[j % First::kRadix].y"),
-        ("turn_fold(v);\n            if (!unit", "if (!unit"),  # not turned back
+        ("turn_fold(v);\n        const int channel", "const int channel"),  # not turned back
         ("kResultsW = 15", "kResultsW = 16"),  # one result more than nothing wrapped into
     ],
 )

@@ -7,17 +7,19 @@ left out. The filters' spectra are a step of its own that depends on the weights
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
 from convgen.errors import ConfigError
-from convgen.gather import gather
-from convgen.plan import Buffer, Param, Placement, Plan, WorkspaceArg
+from convgen.gather import Gather, gather
+from convgen.plan import Buffer, Launch, Param, Placement, Plan, WorkspaceArg
 from convgen.problem import Conv, Direction
 from convgen.space import Space
 from convgen.strategies import common, descent, fft_cost, fft_error, fft_radix, operands, rules
 from convgen.strategies import fft_tiling as tiling
 from convgen.strategies.fft_tiling import FftConfig, Tiling
+from convgen.strategies.operands import Operand
 from convgen.target import Target
 
 RADICES = (8, 16, 32)
@@ -60,6 +62,7 @@ class Fft:
         return Space(
             FftConfig,
             {
+                "product": ("fused", "batched") if _has_channels(g) else ("fused",),
                 "tile_h": outer[0] if outer else (1,),
                 "tile_w": inner,
                 "radix": RADICES,
@@ -72,6 +75,7 @@ class Fft:
     def check(self, problem: Conv, config: FftConfig, target: Target) -> None:
         g = gather(problem)
         c = config
+        rules.one_of(c, "product", ("fused", "batched"))
         rules.at_least_one(c)
         if problem.nd == 1 and c.tile_h != 1:
             raise ConfigError(f"tile_h={c.tile_h}: the problem has one axis, along which tile_w goes")
@@ -99,7 +103,16 @@ class Fft:
             raise ConfigError(f"radix={c.radix}, threads={c.threads}, tile_channel={c.tile_channel}: a thread would "
                               f"keep about {t.registers} registers")  # fmt: skip
         rules.shared_fits("the tiles take", t.shared_bytes, target)
-        rules.grid_fits(problem, t.blocks, "larger tiles")
+        if c.is_batched and t.product_registers > REGISTERS:
+            raise ConfigError(f"tile_channel={c.tile_channel}: a thread of the product would keep about "
+                              f"{t.product_registers} registers")  # fmt: skip
+        grids = (t.transforms(g.q_size), t.product_blocks, t.transforms(g.m)) if c.is_batched else (t.blocks,)
+        for blocks in grids:
+            rules.grid_fits(problem, blocks, "larger tiles")
+        if c.is_batched:
+            nbytes = common.largest_extent(problem, t.spectra_bytes(g.q_size + g.m))
+            if nbytes > MAX_SPECTRA_BYTES:
+                raise ConfigError(f"product=batched: the spectra of all tiles take {nbytes} bytes; use fused")
         if 8 * t.points * t.spectra > MAX_SPECTRA_BYTES:
             raise ConfigError(f"the filters' spectra take {8 * t.points * t.spectra} bytes; use smaller tiles")
         reason = fft_error.beyond_strict(problem, g, fft_error.numerics(t))
@@ -108,8 +121,17 @@ class Fft:
 
     def default(self, problem: Conv, target: Target) -> FftConfig:
         start = _start(problem, target)
-        settled: FftConfig = descent.settled(self, problem, target, start)
-        return settled
+        ends = [descent.settled(self, problem, target, start)]
+        if start is not None and _has_channels(gather(problem)):
+            batched = dataclasses.replace(start, product="batched", tile_channel=min(gather(problem).m, 4))
+            try:
+                self.check(problem, batched, target)
+            except ConfigError:
+                pass
+            else:
+                ends.append(descent.settled(self, problem, target, batched))
+        best: FftConfig = min(ends, key=lambda end: self.cost(problem, end, target))
+        return best
 
     def cost(self, problem: Conv, config: FftConfig, target: Target) -> float:
         return fft_cost.seconds(problem, tiling.tiling(gather(problem), config), target)
@@ -122,18 +144,23 @@ class Fft:
         name = common.kernel_name(problem, self.name, c, "spectra")
         spectra = operands.launch(name, (operands.w(g), stored), (t.spectra, 1, 1), (c.threads, 1, 1), 8 * t.plane)
 
-        read = Param("spectra", "const float*"), WorkspaceArg("spectra")
-        taken = (operands.x(g), operands.w(g), read, *operands.epilogue(problem), operands.y(g))
-        name = common.kernel_name(problem, self.name, c)
-        taken += operands.runtime_batch(g)
-        main = operands.launch(name, taken, (t.blocks, 1, 1), (c.threads, 1, 1), t.shared_bytes)
+        rest = _batched(problem, t) if c.is_batched else (_fused(problem, t),)
+        main = rest[-1]
         numerics = fft_error.numerics(t)
         first = t.passes[0]
         constants: dict[str, Any] = common.gather_constants(problem, g) | {
-            "kernel": name,
+            "kernel": main.kernel.name,
             "params": main.kernel.params,
             "spectrum_kernel": spectra.kernel.name,
             "spectrum_params": spectra.kernel.params,
+            "forward_kernel": rest[0].kernel.name,
+            "forward_params": rest[0].kernel.params,
+            "product_kernel": rest[-2].kernel.name if c.is_batched else "",
+            "product_params": rest[-2].kernel.params if c.is_batched else (),
+            "product_threads": tiling.PRODUCT_THREADS,
+            "product_tiles": tiling.PRODUCT_TILES,
+            "product_warps_m": t.product_warps_m,
+            "product": c.product,
             "config": str(c),
             "threads": c.threads,
             "tiles": c.tiles,
@@ -155,12 +182,67 @@ class Fft:
             problem, self.name, c, target,
             template=self.template,
             constants=constants,
-            kernels=(spectra.kernel, main.kernel),
-            steps=(spectra, main),
-            workspace=(Buffer("spectra", 8 * t.points * t.spectra),),
+            kernels=(spectra.kernel, *(launch.kernel for launch in rest)),
+            steps=(spectra, *rest),
+            workspace=(Buffer("spectra", 8 * t.points * t.spectra), *_between(t)),
             placements=_placements(t),
             numerics=numerics,
         )  # fmt: skip
+
+
+def _has_channels(g: Gather) -> bool:
+    """Whether there are sums over channels for which transformed tiles are worth storing."""
+    return g.q_size > 1 and g.m > 1
+
+
+# --- kernels -----------------------------------------------------------------------------------------------
+
+_FILTERS: Operand = (Param("spectra", "const float*"), WorkspaceArg("spectra"))
+
+
+def _fused(problem: Conv, t: Tiling) -> Launch:
+    """Transform, product and inverse in one."""
+    g, c = t.g, t.c
+    taken = (operands.x(g), operands.w(g), _FILTERS, *operands.epilogue(problem), operands.y(g))
+    name = common.kernel_name(problem, "fft", c)
+    taken += operands.runtime_batch(g)
+    return operands.launch(name, taken, (t.blocks, 1, 1), (c.threads, 1, 1), t.shared_bytes)
+
+
+def _batched(problem: Conv, t: Tiling) -> tuple[Launch, ...]:
+    """Transform, products and inverse, each in a kernel of its own."""
+    g, c = t.g, t.c
+    threads, batch = (c.threads, 1, 1), operands.runtime_batch(g)
+
+    def named(part: str) -> str:
+        return common.kernel_name(problem, "fft", c, part)
+
+    def buffer(name: str, ctype: str) -> Operand:
+        return Param(name, ctype), WorkspaceArg(name)
+
+    forward = operands.launch(
+        named("forward"), (operands.x(g), buffer("transformed", "float*"), *batch),
+        (t.transforms(g.q_size), 1, 1), threads, t.shared_bytes,
+    )  # fmt: skip
+    product = operands.launch(
+        named("product"), (buffer("transformed", "const float*"), _FILTERS, buffer("products", "float*"), *batch),
+        (t.product_blocks, 1, 1), (tiling.PRODUCT_THREADS, 1, 1),
+    )  # fmt: skip
+    last = (operands.x(g), operands.w(g), buffer("products", "const float*"), *operands.epilogue(problem))
+    inverse = operands.launch(
+        named("inverse"), (*last, operands.y(g), *batch), (t.transforms(g.m), 1, 1), threads, t.shared_bytes
+    )
+    return forward, product, inverse
+
+
+def _between(t: Tiling) -> tuple[Buffer, ...]:
+    """The buffers between the kernels of a batched product."""
+    if not t.c.is_batched:
+        return ()
+    return Buffer("transformed", t.spectra_bytes(t.g.q_size)), Buffer("products", t.spectra_bytes(t.g.m))
+
+
+# --- the default ---------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=512)
@@ -177,7 +259,7 @@ def _start(problem: Conv, target: Target) -> FftConfig | None:
             if points < 4 or points > tiling.most_points(target):
                 continue
             threads = min(max(common.power_of_two_at_least(points) // 16, 32), 1024)
-            config = FftConfig(height, width, 16 if points > 8192 else 8, threads, 1, 1)
+            config = FftConfig("fused", height, width, 16 if points > 8192 else 8, threads, 1, 1)
             t = tiling.tiling(g, config)
             if not all(line.radices for line in t.lines) or t.shared_bytes > target.shared_per_block:
                 continue

@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 
 from convgen.gather import Axis, Gather
-from convgen.plan import Extent
+from convgen.plan import BatchExtent, Extent
 from convgen.problem import PadMode
 from convgen.space import Config
 from convgen.strategies import common, fft_radix
@@ -26,6 +26,9 @@ LENGTHS = tuple(n for n in range(4, 257, 2) if fft_radix.is_smooth(n)) + tuple(
 )
 """Extents of a tile that are worth trying."""
 
+PRODUCT_THREADS, PRODUCT_TILES = 256, 4
+"""Threads of a block of a batched product, and tiles that each works on."""
+
 BANKS = 16
 """Complex numbers that shared memory reads at a time."""
 
@@ -34,6 +37,8 @@ BANKS = 16
 class FftConfig(Config):
     """The tile that is transformed and how a block's threads share it."""
 
+    product: str
+    """"fused": in the kernel that transforms; "batched": in one of its own, a matrix product at every frequency."""
     tile_h: int
     """Pixels of a tile along the axis before the last; 1 if there is none."""
     tile_w: int
@@ -44,7 +49,11 @@ class FftConfig(Config):
     tiles: int
     """Tiles that a block transforms side by side."""
     tile_channel: int
-    """Result channels that a block makes of one transformed tile."""
+    """Result channels that a block makes of one transformed tile; batched, those of a thread of the product."""
+
+    @property
+    def is_batched(self) -> bool:
+        return self.product == "batched"
 
 
 @dataclass(frozen=True)
@@ -212,8 +221,18 @@ class Tiling:
     @functools.cached_property
     def registers(self) -> int:
         """About what a thread needs: a transform, the sums of the last pass, addresses."""
-        kept = 2 * self.rounds * self.passes[-1].radix * self.c.tile_channel
+        kept = 0 if self.c.is_batched else 2 * self.rounds * self.passes[-1].radix * self.c.tile_channel
         return kept + 2 * max(p.radix for p in self.passes) + 32
+
+    @property
+    def product_registers(self) -> int:
+        """About what a thread of a batched product needs."""
+        return 2 * (PRODUCT_TILES + 1) * (self.c.tile_channel + 1) + 40
+
+    @property
+    def product_warps_m(self) -> int:
+        """Warps of a block of the product that take different channels of the same tiles."""
+        return common.power_of_two_at_most(min(-(-self.g.m // self.c.tile_channel), PRODUCT_THREADS // 64))
 
     @property
     def channel_blocks(self) -> int:
@@ -228,6 +247,24 @@ class Tiling:
         units = self.g.groups * self.channel_blocks * self.image_tiles
         return common.per_batch(self.g, units * self.g.batch_size, by=self.c.tiles)
 
+    def transforms(self, channels: int) -> Extent:
+        """Blocks of a kernel that transforms so many channels of every group."""
+        units = self.g.groups * channels * self.image_tiles
+        return common.per_batch(self.g, units * self.g.batch_size, by=self.c.tiles)
+
+    @property
+    def product_blocks(self) -> Extent:
+        inner = -(-self.g.m // (self.c.tile_channel * self.product_warps_m)) * -(-self.points // 32) * self.g.groups
+        tiles = PRODUCT_TILES * (PRODUCT_THREADS // 32 // self.product_warps_m)
+        if self.g.batch is None:
+            return BatchExtent(self.image_tiles, tiles, inner)
+        return inner * -(-self.g.batch * self.image_tiles // tiles)
+
+    def spectra_bytes(self, channels: int) -> Extent:
+        """Bytes of the spectra of so many channels of every group, of all tiles."""
+        units = self.g.groups * channels * self.image_tiles
+        return common.per_batch(self.g, 8 * self.points * units * self.g.batch_size)
+
     @property
     def spectra(self) -> int:
         """Transformed filters."""
@@ -240,7 +277,7 @@ class Tiling:
 
     @functools.cached_property
     def flops(self) -> int:
-        """Of a tile: its channels transformed, multiplied by the filters' spectra, and the results' inverse."""
+        """Of a tile in the fused kernel: its channels transformed, products with the filters, the inverse."""
         products = 8 * self.points * self.g.q_size * self.c.tile_channel
         return (self.g.q_size + self.c.tile_channel) * self.transform_flops + products
 

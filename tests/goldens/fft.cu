@@ -1,10 +1,10 @@
-// conv2d_fprop_fft_n2c8i13x11_k12f3x3p1_fp32_nchw_d59e7fd6
+// conv2d_fprop_fft_n2c8i13x11_k12f3x3p1_fp32_nchw_08fd5990
 // conv2d n=2 c=8 k=12 in=13x11 filter=3x3 pad=1 epilogue=bias+relu accuracy=fast
-// fft: tile_h=4,tile_w=4,radix=8,threads=32,tiles=1,tile_channel=1
+// fft: product=fused,tile_h=4,tile_w=4,radix=8,threads=32,tiles=1,tile_channel=1
 //
 // Idea       The input is cut into tiles that overlap by the filter's reach. A tile makes one trip to memory: transformed,
 //            multiplied by the transformed filters, transformed back, and the results that nothing wrapped around into kept.
-//            First kernel: the transformed filters, which depend on w alone.
+//            First kernel: the transformed filters, which depend on w alone. Second kernel: all else.
 //            Overlap-save: Stockham, High-speed convolution and correlation, 1966. Folding: Crandall and Fagin, Discrete
 //            weighted transforms and large-integer arithmetic, 1994.
 //
@@ -375,6 +375,20 @@ __device__ __forceinline__ void transform(float* tiles, int planes, int thread, 
     __syncthreads();
 }
 
+// The last pass; keep(item, j, value) takes the spectrum.
+template <typename Keep>
+__device__ __forceinline__ void last_pass(float* tiles, int planes, int thread, Keep keep) {
+    #pragma unroll 1
+    for (int index = thread; index < planes * Last::kItems; index += kThreads) {
+        const Last item(index);
+        Complex v[Last::kRadix];
+        item.load(v, tiles);
+        dft(v);
+        #pragma unroll
+        for (int j = 0; j < Last::kRadix; ++j) keep(item, j, v[j]);
+    }
+}
+
 // The tap of the filter that position n of its tile holds, negative if none. Taps that reach further back than the tile
 // begins lie at its end.
 template <int kLength, int kShift, int kReach, int kSpread>
@@ -388,7 +402,7 @@ __device__ __forceinline__ int tap_at(int n) {
 // First kernel: a transformed filter a block, divided by the points of a tile, in the order in which threads need it:
 // [g][m][q][point of an item][item of the last pass].
 extern "C" __global__ void __launch_bounds__(32)
-conv2d_fprop_fft_spectra_n2c8i13x11_k12f3x3p1_fp32_nchw_d59e7fd6(const float* __restrict__ w, float* __restrict__ spectra) {
+conv2d_fprop_fft_spectra_n2c8i13x11_k12f3x3p1_fp32_nchw_08fd5990(const float* __restrict__ w, float* __restrict__ spectra) {
     CONVGEN_SHARED(shared);
     float* const tiles = reinterpret_cast<float*>(shared);
     const int q = static_cast<int>(blockIdx.x) % kQ;
@@ -404,28 +418,22 @@ conv2d_fprop_fft_spectra_n2c8i13x11_k12f3x3p1_fp32_nchw_d59e7fd6(const float* __
         const float weight = exists ? to_float(w[fh * kWH + fw * kWW]) : 0.0f;
         return n > kShiftH ? -weight : weight;  // it wrapped around the fold
     });
-    #pragma unroll 1
-    for (int index = threadIdx.x; index < Last::kItems; index += kThreads) {
-        const Last item(index);
-        Complex v[Last::kRadix];
-        item.load(v, tiles);
-        dft(v);
-        #pragma unroll
-        for (int j = 0; j < Last::kRadix; ++j) {
-            const Complex value = scaled(v[j], 0.125f);
-            store_pack(spectra + 2 * (j * Last::kItems + index), Pack<float, 2>{value.x, value.y});
-        }
-    }
+    last_pass(tiles, 1, threadIdx.x, [&](const Last& item, int j, Complex value) {
+        value = scaled(value, 0.125f);
+        store_pack(spectra + 2 * (j * Last::kItems + item.item), Pack<float, 2>{value.x, value.y});
+    });
 }
 
-// A tile's results: which batch element, group and first channel, and along each axis the first result and pixel 0.
+// A tile: which batch element and group, which of kInner parts of the group's channels, and along each axis the first result
+// and pixel 0.
+template <int kInner>
 struct Unit {
-    int b, g, m0, oh, ih, ow, iw;
+    int b, g, inner, oh, ih, ow, iw;
     bool exists;
 
     __device__ __forceinline__ explicit Unit(int index, int batch) {
-        m0 = index % kMBlocks * kTileM;
-        index /= kMBlocks;
+        inner = index % kInner;
+        index /= kInner;
         ow = index % kTilesW * kResultsW;
         iw = kFirstW + ow * kStepW;
         index /= kTilesW;
@@ -455,14 +463,56 @@ __device__ __noinline__ float by_definition(const in_t* x, const in_t* w, int oh
     return sum;
 }
 
+// The pixel of a unit's channel at position n of the folded axis, on the item's lane.
+template <int kInner>
+__device__ __forceinline__ float pixel_at(const in_t* x, const Unit<kInner>& unit, int q, int n, int lane) {
+    const Source ih = source<kSourceH, kDivisorH, kBorder>(unit.ih + n);
+    const Source iw = source<kSourceW, kDivisorW, kBorder>(unit.iw + lane);
+    const bool exists = unit.exists && ih.exists && iw.exists;
+    return exists ? to_float(x[unit.b * kXBatch + unit.g * kXGroup + q * kXQ + ih.index * kXH + iw.index * kXW]) : 0.0f;
+}
+
+// The inverse after its first pass, and the results: channel m of the unit's kChannels.
+template <int kInner, int kChannels>
+__device__ __forceinline__ void finish(float* tiles, int thread, const in_t* x, const in_t* w, out_t* y, const Epilogue& epilogue, int batch, int m) {
+    __syncthreads();
+
+    #pragma unroll 1
+    for (int index = thread; index < kTiles * First::kItems; index += kThreads) {
+        const First item(index);
+        const Unit<kInner> unit(static_cast<int>(blockIdx.x) * kTiles + item.plane, batch);
+        Complex v[First::kRadix];
+        item.load(v, tiles);
+        item.twist(v);
+        dft(v);
+        turn_fold(v);
+        const int channel = unit.inner * kChannels + m;
+        if (!unit.exists || (kM % kChannels != 0 && channel >= kM)) continue;
+        const int ow = unit.ow + item.lane / kStepW;
+        if (item.lane >= kResultsW * kStepW || item.lane % kStepW != 0 || ow >= kOutW) continue;
+        #pragma unroll
+        for (int j = 0; j < 2 * First::kRadix; ++j) {
+            const int n = item.first + j % First::kRadix * First::kStep + j / First::kRadix * kFold;
+            const int oh = unit.oh + n / kStepH;
+            if (n >= kResultsH * kStepH || n % kStepH != 0 || oh >= kOutH) continue;
+            float sum = j < First::kRadix ? v[j % First::kRadix].y : v[j % First::kRadix].x;
+            if (!(fabsf(sum) <= kLargest)) {
+                sum = by_definition(x + unit.b * kXBatch + unit.g * kXGroup, w + unit.g * kWGroup + channel * kWM, oh, ow);
+            }
+            const offset_t offset = unit.b * kYBatch + unit.g * kYGroup + channel * kYM + oh * kYH + ow * kYW;
+            y[offset] = from_float<out_t>(epilogue.apply(y, offset, unit.g * kM + channel, sum));
+        }
+    }
+}
+
 // Second kernel.
 extern "C" __global__ void __launch_bounds__(32, 32)
-conv2d_fprop_fft_n2c8i13x11_k12f3x3p1_fp32_nchw_d59e7fd6(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ spectra, const float* __restrict__ bias, float* y) {
+conv2d_fprop_fft_n2c8i13x11_k12f3x3p1_fp32_nchw_08fd5990(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ spectra, const float* __restrict__ bias, float* y) {
     CONVGEN_SHARED(shared);
     float* const tiles = reinterpret_cast<float*>(shared);
     const int thread = threadIdx.x;
     constexpr int batch = 2;
-    const auto unit_of = [&](int plane) { return Unit(static_cast<int>(blockIdx.x) * kTiles + plane, batch); };
+    const auto unit_of = [&](int plane) { return Unit<kMBlocks>(static_cast<int>(blockIdx.x) * kTiles + plane, batch); };
 
     // Sums over the channels, in the frequency domain, of the items that are the thread's in the last pass.
     constexpr int kRounds = 1;
@@ -471,24 +521,21 @@ conv2d_fprop_fft_n2c8i13x11_k12f3x3p1_fp32_nchw_d59e7fd6(const float* __restrict
     for (int q = 0; q < kQ; ++q) {
         if (q > 0) __syncthreads();  // nobody reads the channel before any more
         transform(tiles, kTiles, thread, [&](const First& item, int n) {
-            const Unit unit = unit_of(item.plane);
-            const Source ih = source<kSourceH, kDivisorH, kBorder>(unit.ih + n);
-            const Source iw = source<kSourceW, kDivisorW, kBorder>(unit.iw + item.lane);
-            const bool exists = unit.exists && ih.exists && iw.exists;
-            return exists ? to_float(x[unit.b * kXBatch + unit.g * kXGroup + q * kXQ + ih.index * kXH + iw.index * kXW]) : 0.0f;
+            return pixel_at(x, unit_of(item.plane), q, n, item.lane);
         });
         #pragma unroll
         for (int round = 0; round < kRounds; ++round) {
             const int index = round * kThreads + thread;
             if (kTiles * Last::kItems % kThreads != 0 && index >= kTiles * Last::kItems) break;
             const Last item(index);
-            const Unit unit = unit_of(item.plane);
+            const Unit<kMBlocks> unit = unit_of(item.plane);
             Complex v[Last::kRadix];
             item.load(v, tiles);
             dft(v);
             #pragma unroll
             for (int m = 0; m < kTileM; ++m) {
-                const float* const spectrum = spectra + 2 * (((unit.g * kM + unit.m0 + m) * kQ + q) * static_cast<long long>(kPoints) + item.item);
+                const int channel = unit.inner * kTileM + m;
+                const float* const spectrum = spectra + 2 * (((unit.g * kM + channel) * kQ + q) * static_cast<long long>(kPoints) + item.item);
                 #pragma unroll
                 for (int j = 0; j < Last::kRadix; ++j) {
                     const Pack<float, 2> factor = load_pack<2>(spectrum + 2 * j * Last::kItems);
@@ -511,32 +558,6 @@ conv2d_fprop_fft_n2c8i13x11_k12f3x3p1_fp32_nchw_d59e7fd6(const float* __restrict
             dft(v);
             Last(index).store(v, tiles);
         }
-        __syncthreads();
-
-        #pragma unroll 1
-        for (int index = thread; index < kTiles * First::kItems; index += kThreads) {
-            const First item(index);
-            const Unit unit = unit_of(item.plane);
-            Complex v[First::kRadix];
-            item.load(v, tiles);
-            item.twist(v);
-            dft(v);
-            turn_fold(v);
-            if (!unit.exists) continue;
-            const int ow = unit.ow + item.lane / kStepW;
-            if (item.lane >= kResultsW * kStepW || item.lane % kStepW != 0 || ow >= kOutW) continue;
-            #pragma unroll
-            for (int j = 0; j < 2 * First::kRadix; ++j) {
-                const int n = item.first + j % First::kRadix * First::kStep + j / First::kRadix * kFold;
-                const int oh = unit.oh + n / kStepH;
-                if (n >= kResultsH * kStepH || n % kStepH != 0 || oh >= kOutH) continue;
-                float sum = j < First::kRadix ? v[j % First::kRadix].y : v[j % First::kRadix].x;
-                if (!(fabsf(sum) <= kLargest)) {
-                    sum = by_definition(x + unit.b * kXBatch + unit.g * kXGroup, w + unit.g * kWGroup + (unit.m0 + m) * kWM, oh, ow);
-                }
-                const offset_t offset = unit.b * kYBatch + unit.g * kYGroup + (unit.m0 + m) * kYM + oh * kYH + ow * kYW;
-                y[offset] = from_float<out_t>(epilogue.apply(y, offset, unit.g * kM + unit.m0 + m, sum));
-            }
-        }
+        finish<kMBlocks, kTileM>(tiles, thread, x, w, y, epilogue, batch, m);
     }
 }

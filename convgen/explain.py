@@ -8,10 +8,11 @@ from convgen.compiler import compile_cuda
 from convgen.errors import CompileError, DeviceError
 from convgen.lowering import lower, why_not
 from convgen.plan import Plan
-from convgen.problem import Problem
+from convgen.problem import Conv, Problem
 from convgen.render import render
 from convgen.resources import KernelReport, report
 from convgen.strategies import Strategy, strategies_of
+from convgen.strategies.crossover import Crossover, crossover
 from convgen.target import Target
 
 
@@ -80,6 +81,8 @@ class Explanation:
     roofline: Roofline
     outlooks: tuple[Outlook, ...]
     """Those that apply first, fastest predicted default first: `compile` takes the first."""
+    crossover: Crossover | None
+    """Of the same problem with other filters; None where the filter's size is not what matters."""
 
 
 def explain_problem(problem: Problem, target: Target) -> Explanation:
@@ -90,7 +93,8 @@ def explain_problem(problem: Problem, target: Target) -> Explanation:
     outlooks = [_outlook(strategy, problem, target) for strategy in strategies_of(problem)]
     rates = target.attainable
     roofline = Roofline(problem.flops, problem.bytes, rates.of(problem.dtype.value), rates.bandwidth)
-    return Explanation(problem, target, roofline, tuple(sorted(outlooks, key=_order)))
+    across = crossover(problem, strategies_of(problem), target) if isinstance(problem, Conv) else None
+    return Explanation(problem, target, roofline, tuple(sorted(outlooks, key=_order)), across)
 
 
 def _outlook(strategy: Strategy, problem: Problem, target: Target) -> Outlook:

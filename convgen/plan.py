@@ -214,6 +214,9 @@ class Numerics:
     share its intermediate values: |x| becomes the largest among so many neighbours. Empty: none."""
     mixes_taps: bool = False
     """Whether the taps of a filter share intermediate values too: |w| becomes the largest of its taps."""
+    whole_filter: bool = False
+    """Whether errors go with all taps of the filter, also those that meet no pixel: |w| becomes the sum over them all,
+    and |x| the largest that `reach` leaves for any (`reference.mixed`)."""
     exact_on_integers: bool = True
     """Whether sums of small integers come out without an error."""
 

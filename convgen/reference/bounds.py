@@ -21,6 +21,7 @@ from convgen.plan import Numerics
 from convgen.problem import Conv, DType, PadMode
 from convgen.reference.arrays import Array, Module, quiet
 from convgen.reference.correlation import Correlation
+from convgen.reference.mixed import mixed_magnitudes
 from convgen.reference.oracle import Roles, accumulator, finishing
 from convgen.reference.rounding import FORMATS
 from convgen.reference.sampled import Indices
@@ -34,7 +35,7 @@ class ErrorModel:
     """The arithmetic of a kernel, as unit roundoffs and the length of its longest chain of additions.
 
     `eps_in` is for operands that are rounded before they are multiplied, as TF32 tensor cores do; it is 0 for a kernel
-    that reads its operands exactly, also from fp16 or bf16. `growth`, `reach` and `mixes_taps` are those of
+    that reads its operands exactly, also from fp16 or bf16. `growth` and what follows are those of
     `plan.Numerics`.
     """
 
@@ -45,6 +46,7 @@ class ErrorModel:
     growth: float = 1.0
     reach: tuple[int, ...] = ()
     mixes_taps: bool = False
+    whole_filter: bool = False
 
 
 def strict_model(problem: Conv) -> ErrorModel:
@@ -57,8 +59,9 @@ def model_of(problem: Conv, numerics: Numerics) -> ErrorModel:
     steps = reduction_length(problem) if numerics.steps is None else numerics.steps
     eps_acc = 0.0 if problem.dtype.is_integer else numerics.eps_acc
     return ErrorModel(
-        problem.out_dtype.eps, numerics.eps_in, steps, eps_acc, numerics.growth, numerics.reach, numerics.mixes_taps
-    )
+        problem.out_dtype.eps, numerics.eps_in, steps, eps_acc, numerics.growth, numerics.reach, numerics.mixes_taps,
+        numerics.whole_filter,
+    )  # fmt: skip
 
 
 def small_integer(problem: Conv) -> int:
@@ -103,16 +106,8 @@ def bound(
     finite, since such a value has to match exactly; infinite where a value that is not finite shares intermediate
     values with the element, which it may spoil.
     """
-    magnitudes = dict(inputs) | {name: xp.abs(inputs[name]) for name in Roles.of(problem).operands}
-    if model.mixes_taps:
-        taps = tuple(range(2, 2 + problem.nd))
-        magnitudes["w"] = xp.broadcast_to(magnitudes["w"].max(axis=taps, keepdims=True), magnitudes["w"].shape)
-    if any(model.reach):
-        total = _spread_accumulator(problem, magnitudes, model.reach, xp, indices)
-        spoiled = ~xp.isfinite(total)
-    else:
-        total = accumulator(problem, magnitudes, xp, indices)
-        spoiled = xp.zeros(total.shape, dtype=bool)
+    total = _magnitudes(problem, inputs, model, xp, indices)
+    spoiled = ~xp.isfinite(total) if any(model.reach) else xp.zeros(total.shape, dtype=bool)
     error = model.growth * (2 * model.eps_in + model.steps * model.eps_acc) * total
     if model.eps_acc:
         error = error + model.steps * FORMATS[DType.FP32].smallest_subnormal
@@ -169,6 +164,21 @@ def _enlarged(problem: Conv, values: Array, margins: Sequence[int], has_border: 
         values = xp.pad(values, ((0, 0), (0, 0), *border), mode=mode)
         ends = [(margin - low, margin - high) for margin, (low, high) in zip(margins, border, strict=True)]
     return xp.pad(values, ((0, 0), (0, 0), *ends))
+
+
+def _magnitudes(
+    problem: Conv, inputs: Mapping[str, Array], model: ErrorModel, xp: Module, indices: Indices | None
+) -> Array:
+    """What errors go with: |x| * |w|, or what an algorithm that mixes them leaves of it."""
+    if model.whole_filter:
+        return mixed_magnitudes(problem, inputs, model.reach, xp, indices)
+    magnitudes = dict(inputs) | {name: xp.abs(inputs[name]) for name in Roles.of(problem).operands}
+    if model.mixes_taps:
+        taps = tuple(range(2, 2 + problem.nd))
+        magnitudes["w"] = xp.broadcast_to(magnitudes["w"].max(axis=taps, keepdims=True), magnitudes["w"].shape)
+    if any(model.reach):
+        return _spread_accumulator(problem, magnitudes, model.reach, xp, indices)
+    return accumulator(problem, magnitudes, xp, indices)
 
 
 def _largest_near(values: Array, reach: tuple[int, ...], xp: Module) -> Array:

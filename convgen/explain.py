@@ -68,6 +68,8 @@ class Outlook:
     """Predicted."""
     kernels: tuple[KernelReport, ...] = ()
     """One for each launch of the plan; empty if it could not be compiled."""
+    is_calibrated: bool = True
+    """Whether `seconds` are of a cost model that has been fitted to kernels that ran."""
     not_compiled: str | None = None
     """Why there are no kernels though there is a plan."""
 
@@ -106,9 +108,9 @@ def _outlook(strategy: Strategy, problem: Problem, target: Target) -> Outlook:
     try:
         kernels = report(plan, compile_cuda(render(plan), target, name=f"{plan.name}.cu").kernels)
     except (DeviceError, CompileError) as error:
-        return Outlook(strategy.name, None, plan, seconds, (), str(error))
-    return Outlook(strategy.name, None, plan, seconds, kernels)
+        return Outlook(strategy.name, None, plan, seconds, (), strategy.calibrated, str(error))
+    return Outlook(strategy.name, None, plan, seconds, kernels, strategy.calibrated)
 
 
-def _order(outlook: Outlook) -> tuple[bool, float, str]:
-    return outlook.seconds is None, outlook.seconds or 0.0, outlook.strategy
+def _order(outlook: Outlook) -> tuple[bool, bool, float, str]:
+    return outlook.seconds is None, not outlook.is_calibrated, outlook.seconds or 0.0, outlook.strategy

@@ -151,7 +151,7 @@ def batch_norm(
     whose variance is divided by one less than the count.
 
     `weight`, `bias`, `running_mean` and `running_var` are float32 (C,) whatever the input's dtype, `residual` and `out`
-    are as the input. Arrays, `layout`, `activation` and `workspace_limit` are those of `conv2d`, and so is what it raises.
+    are as the input. Arrays, `layout`, `activation` and `workspace_limit` are as in `conv2d`, and so are the errors.
     """
     return LAYERS.call(
         {

@@ -73,9 +73,14 @@ def _strategies(e: Explanation) -> str:
     if not e.outlooks:
         return "Strategies: none computes this kind of problem yet"
     rows = [
-        (o.strategy, f"does not apply: {o.reason}" if o.seconds is None else duration(o.seconds)) for o in e.outlooks
+        (o.strategy, f"does not apply: {o.reason}" if o.seconds is None else _predicted(o.seconds, o.is_calibrated))
+        for o in e.outlooks
     ]
     return "Strategies, with the predicted time of their default\n" + table(rows)
+
+
+def _predicted(seconds: float, is_calibrated: bool) -> str:
+    return duration(seconds) + ("" if is_calibrated else " (a cost model not yet fitted: tune to know)")
 
 
 def _crossover(c: Crossover) -> str:

@@ -26,6 +26,7 @@ class BatchNormInference:
 
     name = "batch_norm_inference"
     summary = "normalisation by given statistics, residual and activation in one pass over x"
+    calibrated = False
     solves = BatchNorm
     template = "normalisation/batch_norm_inference.cu.j2"
 

@@ -36,6 +36,7 @@ class BatchNormOneRead:
     summary = (
         "training statistics and normalisation in one read: a block holds its channels in registers or shared memory"
     )
+    calibrated = False
     solves = BatchNorm
     template = "normalisation/batch_norm_one_read.cu.j2"
 

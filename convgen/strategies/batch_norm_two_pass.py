@@ -29,6 +29,7 @@ class BatchNormTwoPass:
 
     name = "batch_norm_two_pass"
     summary = "training statistics in one pass over x, by parts; normalisation in a second, from L2 where x fits"
+    calibrated = False
     solves = BatchNorm
     template = "normalisation/batch_norm_two_pass.cu.j2"
 

@@ -38,6 +38,7 @@ class SplitPool:
 
     name = "split_pool"
     summary = "average and max pooling over large windows, global ones among them: threads of a block share a window"
+    calibrated = False
     solves = Pool
     template = "pool/split_pool.cu.j2"
 

@@ -37,6 +37,7 @@ class WindowPool:
 
     name = "window_pool"
     summary = "average and max pooling: a thread computes a tile of results from rows that it reads once"
+    calibrated = False
     solves = Pool
     template = "pool/window_pool.cu.j2"
 

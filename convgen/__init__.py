@@ -21,6 +21,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from convgen.api import (
         PreparedWeight,
+        avg_pool1d,
+        avg_pool2d,
+        avg_pool3d,
+        batch_norm,
         conv1d,
         conv2d,
         conv3d,
@@ -28,6 +32,9 @@ if TYPE_CHECKING:
         conv_transpose2d,
         conv_transpose3d,
         decisions,
+        max_pool1d,
+        max_pool2d,
+        max_pool3d,
         prepare,
         scaled_dot_product_attention,
         tuning,
@@ -52,12 +59,14 @@ if TYPE_CHECKING:
         Activation,
         Attention,
         AttentionLayout,
+        BatchNorm,
         Conv,
         Direction,
         DType,
         Epilogue,
         Layout,
         PadMode,
+        Pool,
         Problem,
         RuntimeSize,
         TensorSpec,
@@ -77,6 +86,7 @@ __all__ = [
     "Activation",
     "Attention",
     "AttentionLayout",
+    "BatchNorm",
     "Binary",
     "CompileError",
     "ConfigError",
@@ -91,6 +101,7 @@ __all__ = [
     "NotApplicableError",
     "PadMode",
     "Plan",
+    "Pool",
     "PreparedWeight",
     "Problem",
     "ProblemError",
@@ -104,6 +115,10 @@ __all__ = [
     "WrongResultError",
     "all_strategies",
     "applicable",
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "batch_norm",
     "compile_cuda",
     "conv1d",
     "conv2d",
@@ -117,6 +132,9 @@ __all__ = [
     "get_strategy",
     "load_suite",
     "lower",
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
     "parse_problem",
     "prepare",
     "problem_from_json",
@@ -126,7 +144,10 @@ __all__ = [
 ]
 
 _CALLS = frozenset({"PreparedWeight", "decisions", "prepare", "scaled_dot_product_attention", "tuning"})
-"""What `convgen.api` has beside the convolutions."""
+"""What `convgen.api` has beside the layers."""
+
+_CALL_PREFIXES = ("conv", "avg_pool", "max_pool", "batch_norm")
+"""What the names of the layers begin with."""
 
 # In the order in which they import one another, so that a light name never loads a heavy module.
 _MODULES = ("errors", "problem", "target", "plan", "strategies", "lowering", "compiler", "explain", "verify")
@@ -134,7 +155,7 @@ _MODULES = ("errors", "problem", "target", "plan", "strategies", "lowering", "co
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        for module in ("api",) if name in _CALLS or name.startswith("conv") else _MODULES:
+        for module in ("api",) if name in _CALLS or name.startswith(_CALL_PREFIXES) else _MODULES:
             found = getattr(importlib.import_module(f"convgen.{module}"), name, None)
             if found is not None:
                 globals()[name] = found  # the next time it costs nothing

@@ -8,10 +8,11 @@ from convgen.compiler import compile_cuda
 from convgen.errors import CompileError, DeviceError
 from convgen.lowering import lower, why_not
 from convgen.plan import Plan
-from convgen.problem import Problem
+from convgen.problem import Conv, Problem
 from convgen.render import render
 from convgen.resources import KernelReport, report
 from convgen.strategies import Strategy, strategies_of
+from convgen.strategies.crossover import Crossover, crossover
 from convgen.target import Target
 
 
@@ -67,6 +68,8 @@ class Outlook:
     """Predicted."""
     kernels: tuple[KernelReport, ...] = ()
     """One for each launch of the plan; empty if it could not be compiled."""
+    is_calibrated: bool = True
+    """Whether `seconds` are of a cost model that has been fitted to kernels that ran."""
     not_compiled: str | None = None
     """Why there are no kernels though there is a plan."""
 
@@ -80,6 +83,8 @@ class Explanation:
     roofline: Roofline
     outlooks: tuple[Outlook, ...]
     """Those that apply first, fastest predicted default first: `compile` takes the first."""
+    crossover: Crossover | None
+    """Of the same problem with other filters; None where the filter's size is not what matters."""
 
 
 def explain_problem(problem: Problem, target: Target) -> Explanation:
@@ -90,7 +95,8 @@ def explain_problem(problem: Problem, target: Target) -> Explanation:
     outlooks = [_outlook(strategy, problem, target) for strategy in strategies_of(problem)]
     rates = target.attainable
     roofline = Roofline(problem.flops, problem.bytes, rates.of(problem.dtype.value), rates.bandwidth)
-    return Explanation(problem, target, roofline, tuple(sorted(outlooks, key=_order)))
+    across = crossover(problem, strategies_of(problem), target) if isinstance(problem, Conv) else None
+    return Explanation(problem, target, roofline, tuple(sorted(outlooks, key=_order)), across)
 
 
 def _outlook(strategy: Strategy, problem: Problem, target: Target) -> Outlook:
@@ -102,9 +108,9 @@ def _outlook(strategy: Strategy, problem: Problem, target: Target) -> Outlook:
     try:
         kernels = report(plan, compile_cuda(render(plan), target, name=f"{plan.name}.cu").kernels)
     except (DeviceError, CompileError) as error:
-        return Outlook(strategy.name, None, plan, seconds, (), str(error))
-    return Outlook(strategy.name, None, plan, seconds, kernels)
+        return Outlook(strategy.name, None, plan, seconds, (), strategy.calibrated, str(error))
+    return Outlook(strategy.name, None, plan, seconds, kernels, strategy.calibrated)
 
 
-def _order(outlook: Outlook) -> tuple[bool, float, str]:
-    return outlook.seconds is None, outlook.seconds or 0.0, outlook.strategy
+def _order(outlook: Outlook) -> tuple[bool, bool, float, str]:
+    return outlook.seconds is None, not outlook.is_calibrated, outlook.seconds or 0.0, outlook.strategy

@@ -212,8 +212,19 @@ class Numerics:
     reach: tuple[int, ...] = ()
     """Along each spatial axis of x (dy in dgrad), how many elements before and behind those that a result depends on
     share its intermediate values: |x| becomes the largest among so many neighbours. Empty: none."""
+    mixes_taps: bool = False
+    """Whether the taps of a filter share intermediate values too: |w| becomes the largest of its taps."""
+    whole_filter: bool = False
+    """Whether errors go with all taps of the filter, also those that meet no pixel: |w| becomes the sum over them all,
+    and |x| the largest that `reach` leaves for any (`reference.mixed`)."""
     exact_on_integers: bool = True
     """Whether sums of small integers come out without an error."""
+
+    @property
+    def units(self) -> float:
+        """`2 * eps_in + steps * eps_acc` in units of fp32's roundoff, for stated steps."""
+        assert self.steps is not None
+        return (2 * self.eps_in + self.steps * self.eps_acc) * 2.0**24
 
 
 @dataclass(frozen=True)
@@ -238,6 +249,8 @@ class Plan:
     alignment: Mapping[str, int] = field(default_factory=dict)
     placements: tuple[Placement, ...] = ()
     numerics: Numerics = Numerics()
+    notes: tuple[str, ...] = ()
+    """What there is to know of the algorithm, a sentence each: what `explain` prints."""
     name: str = ""
     """What folders, files and reports call it; unless given, the last kernel's name."""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -100,9 +101,14 @@ class StrategyConformance:
     """Inherit and set `strategy`."""
 
     strategy: ClassVar[Strategy]
+    golden_problem: ClassVar[str] = GOLDEN_PROBLEM
 
     def applies(self, problem: Conv) -> bool:
         return self.strategy.why_not(problem, TARGET) is None
+
+    def suited(self, problems: Iterable[Conv]) -> Iterator[Conv]:
+        """Those that the strategy applies to; one that takes few of all problems may change them to suit it."""
+        return filter(self.applies, problems)
 
     def test_it_says_why_not_or_has_a_legal_default(self) -> None:
         for problem in public_problems():
@@ -115,7 +121,7 @@ class StrategyConformance:
             assert 0 < self.strategy.cost(problem, config, TARGET) < 3600
 
     def test_the_default_is_in_the_space_as_far_as_types_go(self) -> None:
-        for problem in filter(self.applies, drawn_problems(40, seed=1)):
+        for problem in self.suited(drawn_problems(40, seed=1)):
             config = self.strategy.default(problem, TARGET)
             space = self.strategy.space(problem, TARGET)
             assert type(config) is space.config_type
@@ -124,19 +130,19 @@ class StrategyConformance:
 
     def test_configs_print_and_parse_back(self) -> None:
         rng = random.Random(2)
-        for problem in filter(self.applies, drawn_problems(20, seed=2)):
+        for problem in self.suited(drawn_problems(20, seed=2)):
             config = legal_config(self.strategy, problem, rng)
             if config is not None:
                 assert type(config).parse(str(config)) == config
                 assert type(config).from_mapping(config.as_dict()) == config
 
     def test_the_template_uses_what_the_strategy_supplies(self) -> None:
-        plan = lower(Conv.parse(GOLDEN_PROBLEM), self.strategy, None, TARGET)
+        plan = lower(Conv.parse(self.golden_problem), self.strategy, None, TARGET)
         assert template_variables(plan.template) == set(plan.constants)
 
     def test_the_plan_hangs_together(self) -> None:
         rng = random.Random(3)
-        for problem in filter(self.applies, drawn_problems(60, seed=3)):
+        for problem in self.suited(drawn_problems(60, seed=3)):
             plan = lower(problem, self.strategy, legal_config(self.strategy, problem, rng), TARGET)
             tensors = {t.name for t in (*plan.inputs, *plan.outputs)}
             buffers = {b.name for b in plan.workspace}
@@ -152,9 +158,9 @@ class StrategyConformance:
             assert any(isinstance(step, Launch) for step in plan.steps) or plan.outputs[0].size == 0
 
     def test_the_text_is_deterministic_and_golden(self, request: pytest.FixtureRequest) -> None:
-        plan = lower(Conv.parse(GOLDEN_PROBLEM), self.strategy, None, TARGET)
+        plan = lower(Conv.parse(self.golden_problem), self.strategy, None, TARGET)
         text = render(plan)
-        assert text == render(lower(Conv.parse(GOLDEN_PROBLEM), self.strategy, None, TARGET))
+        assert text == render(lower(Conv.parse(self.golden_problem), self.strategy, None, TARGET))
         golden = GOLDENS / f"{self.strategy.name}.cu"
         if request.config.getoption("--update-goldens"):
             golden.parent.mkdir(exist_ok=True)
@@ -162,7 +168,7 @@ class StrategyConformance:
         assert text == golden.read_text(), f"the text of {self.strategy.name} changed; --update-goldens accepts it"
 
     def test_types_without_a_kernel_are_refused(self) -> None:
-        problem = Conv.parse(GOLDEN_PROBLEM.replace("epilogue=bias+relu", ""))
+        problem = Conv.parse(self.golden_problem.replace("epilogue=bias+relu", ""))
         for dtype in (DType.INT8, DType.UINT8, DType.FP8):
             reason = self.strategy.why_not(
                 dataclasses.replace(problem, dtype=dtype, out_dtype=dtype.default_output), TARGET
@@ -174,7 +180,7 @@ class StrategyConformance:
         """Two kernels a problem, the default and a random legal config, watched for faults."""
         rng = random.Random(4)
         cases = []
-        for problem in filter(self.applies, random_convs(4, request.config.getoption("--draws"), 20_000)):
+        for problem in self.suited(random_convs(4, request.config.getoption("--draws"), 20_000)):
             configs = {self.strategy.default(problem, TARGET), legal_config(self.strategy, problem, rng)}
             cases += [Case(problem, self.strategy, config) for config in configs if config is not None]
         results = list(verify_cases(cases, Settings(TARGET, check="sanitize")))
@@ -184,14 +190,14 @@ class StrategyConformance:
     def test_a_runtime_batch_is_right_beyond_the_typical_one(self) -> None:
         """A plan without a bound is made for a batch of 1 and run with 3: nothing may rely on there being one image."""
         drawn = [dataclasses.replace(problem, n=n) for problem in drawn_problems(40, seed=6) for n in RUNTIME_BATCHES]
-        cases = [Case(problem, self.strategy) for problem in filter(self.applies, drawn)]
+        cases = [Case(problem, self.strategy) for problem in self.suited(drawn)]
         assert cases
         results = list(verify_cases(cases, Settings(TARGET, check="sanitize")))
         bad = [f"{r.problem} [{r.config}]: {r.status} {r.reason}" for r in results if r.status != "ok"]
         assert not bad, "\n".join(bad)
 
     def test_nan_and_infinity_go_where_the_definition_sends_them(self) -> None:
-        problems = list(filter(self.applies, drawn_problems(24, seed=5)))
+        problems = list(self.suited(drawn_problems(24, seed=5)))
         settings = Settings(TARGET, check="sanitize", inputs="specials")
         results = list(verify_cases([Case(problem, self.strategy) for problem in problems], settings))
         bad = [f"{r.problem} [{r.config}]: {r.status} {r.reason}" for r in results if r.status != "ok"]

@@ -37,6 +37,7 @@ class ByHand:
 
     solves = Conv
     template = "none"
+    calibrated = True
     name: str = "by_hand"
     summary: str = ""
     lowered: list[ByHandConfig] = field(default_factory=list)

@@ -49,6 +49,7 @@ class Faulty:
 
     solves = Conv
     template = str(TEMPLATE)
+    calibrated = True
     name = "faulty"
     summary = "the textbook kernel with faults to order"
 

@@ -61,7 +61,7 @@ def onnx_tests() -> tuple[TestCase, ...]:
 
 def operator_of(test: TestCase) -> str | None:
     """The operator of a test of one node; None for a test of a graph."""
-    nodes = _model(test).graph.node
+    nodes = model_of(test).graph.node
     return nodes[0].op_type if len(nodes) == 1 else None
 
 
@@ -145,10 +145,10 @@ def _split(total: int, auto: bytes) -> tuple[int, int]:
 
 
 def _cases(test: TestCase) -> Iterator[OnnxCase]:
-    model = _model(test)
+    model = model_of(test)
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     fed = [value.name for value in model.graph.input if value.name not in weights]
-    for number, (inputs, outputs) in enumerate(_data_sets(test)):
+    for number, (inputs, outputs) in enumerate(data_sets(test)):
         arrays = weights | dict(zip(fed, inputs, strict=True))
         node = model.graph.node[0]
         yield OnnxCase(
@@ -161,11 +161,13 @@ def _cases(test: TestCase) -> Iterator[OnnxCase]:
         )
 
 
-def _model(test: TestCase) -> onnx.ModelProto:
+def model_of(test: TestCase) -> onnx.ModelProto:
+    """The test's model."""
     return test.model or onnx.load(pathlib.Path(str(test.model_dir)) / "model.onnx")
 
 
-def _data_sets(test: TestCase) -> list[tuple[list[Any], list[Any]]]:
+def data_sets(test: TestCase) -> list[tuple[list[Any], list[Any]]]:
+    """The test's data sets: the arrays of the model's inputs, and those of its outputs."""
     if test.data_sets is not None:
         return [([_array(a) for a in inputs], [_array(a) for a in outputs]) for inputs, outputs in test.data_sets]
     folders = sorted(pathlib.Path(str(test.model_dir)).glob("test_data_set_*"))

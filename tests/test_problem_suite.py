@@ -166,3 +166,14 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, monkeypatch: pytest
 def test_a_suite_that_is_not_there(name: str) -> None:
     with pytest.raises(UsageError, match="suite"):
         load_suite(name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["batch_norm n=4 c=3 in=5 mode=training eps=0.5", "max_pool2d n=2 c=3 in=8x8 filter=3x3 stride=2 ceil_mode=yes"],
+)
+def test_entries_of_every_kind_keep_all_of_their_keys(text: str) -> None:
+    problem = parse_problem(text)
+    [entry] = expand_entry(problem.to_json() | {"id": "one", "notes": "carried along"})
+    assert entry.problem == problem
+    assert entry.extras == {"id": "one", "notes": "carried along"}

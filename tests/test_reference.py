@@ -431,12 +431,43 @@ def test_intermediate_values_that_mix_widen_the_bound_to_the_neighbourhood() -> 
     problem = Conv.parse("conv2d c=2 k=1 in=9x7 filter=3x3 pad=1")
     inputs = make_inputs(problem, 3)
     expected = reference(problem, inputs)
-    near = {**inputs, "x": inputs["x"].copy()}
-    for c, y, x in itertools.product(range(2), range(9), range(7)):
+    # The padding is written out: there, too, a tap meets what pixels within reach left.
+    padded = Conv.parse("conv2d c=2 k=1 in=11x9 filter=3x3")
+    near = {**inputs, "x": np.empty((1, 2, 11, 9))}
+    for c, y, x in itertools.product(range(2), range(-1, 10), range(-1, 8)):
         window = inputs["x"][0, c, max(y - 3, 0) : y + 4, max(x - 1, 0) : x + 2]
-        near["x"][0, c, y, x] = np.abs(window).max()
+        near["x"][0, c, y + 1, x + 1] = np.abs(window).max()
     plain = ErrorModel(eps_out=0.0, eps_in=0.0, steps=1, eps_acc=0.25)
     mixed = dataclasses.replace(plain, growth=3.0, reach=(3, 1))
     np.testing.assert_allclose(
-        bound(problem, inputs, expected, mixed), 3 * bound(problem, near, expected, plain), rtol=1e-12
+        bound(problem, inputs, expected, mixed), 3 * bound(padded, near, expected, plain), rtol=1e-12
     )
+
+
+def test_taps_that_mix_count_as_the_largest() -> None:
+    problem = Conv.parse("conv2d c=2 k=3 in=9x7 filter=3x3 pad=1")
+    inputs = make_inputs(problem, 3)
+    expected = reference(problem, inputs)
+    alike = {**inputs, "w": np.repeat(np.abs(inputs["w"]).max(axis=(2, 3)), 9).reshape(inputs["w"].shape)}
+    plain = ErrorModel(eps_out=0.0, eps_in=0.0, steps=1, eps_acc=0.25)
+    mixed = dataclasses.replace(plain, mixes_taps=True)
+    np.testing.assert_allclose(
+        bound(problem, inputs, expected, mixed), bound(problem, alike, expected, plain), rtol=1e-12
+    )
+
+
+def test_an_infinity_may_spoil_what_shares_its_intermediate_values() -> None:
+    problem = Conv.parse("conv1d c=1 k=1 in=12 filter=3 pad=1")
+    inputs = make_inputs(problem, 3)
+    inputs["x"][0, 0, 6] = np.inf
+    expected = reference(problem, inputs)
+    model = ErrorModel(eps_out=0.0, eps_in=0.0, steps=1, eps_acc=2.0**-24, reach=(3,))
+    limit = bound(problem, inputs, expected, model)
+    assert [bool(np.isinf(value)) for value in limit[0, 0]] == [2 <= o <= 10 for o in range(12)]
+    spoiled = np.where(np.isinf(limit), np.nan, expected)
+    assert compare(problem.outputs[0], spoiled.astype(np.float32), expected, limit + np.abs(expected) * 1e-6).ok
+    got = expected.astype(np.float32)
+    got[0, 0, 6] = 1.0  # where the infinity is read, something not finite has to come
+    assert not compare(problem.outputs[0], got, expected, limit + np.abs(expected) * 1e-6).ok
+    got = np.where(np.arange(12) == 1, np.nan, expected).astype(np.float32)  # out of reach
+    assert not compare(problem.outputs[0], got, expected, limit + np.abs(expected) * 1e-6).ok

@@ -289,5 +289,5 @@ def test_attentions_are_alike_by_their_sequences_and_of_one_kind_by_all_else() -
     longer = dataclasses.replace(head, seq_kv=4096)
     assert 0 < distance(head, longer) < distance(head, dataclasses.replace(longer, seq_q=4096))
     assert distance(head, dataclasses.replace(head, head_dim=64)) == math.inf
-    assert distance(head, dataclasses.replace(head, window=(None, None))) == math.inf
+    assert distance(head, Attention.parse("attention heads_q=8 seq_q=1024 head_dim=128 dtype=fp16")) == math.inf
     assert distance(head, LAYER) == math.inf

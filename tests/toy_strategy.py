@@ -32,6 +32,7 @@ class Toy:
 
     solves = Conv
     template = "none"
+    calibrated = True
     name: str = "toy"
     summary: str = "for tests"
     preferred: int = 4

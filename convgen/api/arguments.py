@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from convgen.api.layouts import layout_of
 from convgen.errors import ProblemError, UsageError
 from convgen.problem import Activation, Conv, DType, Epilogue, TensorSpec
-from convgen.problem.conv_form import layout_of as layout_named
 from convgen.problem.conv_form import split_op
 from convgen.problem.epilogue import DEFAULT_SLOPE
 from convgen.problem.values import dims, size
+from convgen.problem.window_form import layout_of as layout_named
 
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """Names of array dtypes, and the problem's word for each."""
@@ -69,7 +69,7 @@ def request(op: str, input: Described, weight: Described, extras: Collection[str
     nd, transposed = split_op(op)
     is_batched = _is_batched(op, nd, input, weight)
     input = input if is_batched else input.with_batch()
-    groups = size("groups", _plain(options.groups), at_least=1)
+    groups = size("groups", plain(options.groups), at_least=1)
     channels, k = _channels(input.shape[1], weight.shape, groups, transposed)
     given = None if options.layout is None else layout_named(options.layout)
     try:
@@ -80,14 +80,14 @@ def request(op: str, input: Described, weight: Described, extras: Collection[str
             k=k,
             spatial=input.shape[2:],
             filter=_filter(weight.shape[2:]),
-            stride=dims("stride", _plain(options.stride), nd, at_least=1),
-            pad=_padding(options.padding, transposed),
-            output_padding=dims("output_padding", _plain(options.output_padding), nd, at_least=0),
-            dilation=dims("dilation", _plain(options.dilation), nd, at_least=1),
+            stride=dims("stride", plain(options.stride), nd, at_least=1),
+            pad=padding_of(options.padding, transposed),
+            output_padding=dims("output_padding", plain(options.output_padding), nd, at_least=0),
+            dilation=dims("dilation", plain(options.dilation), nd, at_least=1),
             groups=groups,
             dtype=_dtype(input, weight),
             layout=layout_of((input.shape, input.strides), (weight.shape, weight.strides), given),
-            epilogue=_epilogue(extras, options.activation),
+            epilogue=epilogue_of(extras, options.activation),
             accuracy=options.accuracy,
         )
     except ProblemError as error:
@@ -99,7 +99,7 @@ def request(op: str, input: Described, weight: Described, extras: Collection[str
         is_batched=is_batched,
         shape=y.shape if is_batched else y.shape[1:],
         strides=y.strides if is_batched else y.strides[1:],
-        workspace_limit=None if limit is None else size("workspace_limit", _plain(limit)),
+        workspace_limit=None if limit is None else size("workspace_limit", plain(limit)),
     )
 
 
@@ -165,29 +165,31 @@ def _filter(extents: tuple[int, ...]) -> tuple[int, ...]:
     return extents
 
 
-def _padding(padding: Any, transposed: bool) -> Any:
+def padding_of(padding: Any, transposed: bool) -> Any:
+    """A call's padding as a problem takes it. Raises ProblemError for a word that is none."""
     if isinstance(padding, str):
         if padding == "valid" and not transposed:
             return 0
         if padding != "same" or transposed:
             words = "" if transposed else ", 'same' or 'valid'"
             raise ProblemError("padding", repr(padding), f"integers, one or one for each spatial dimension{words}")
-    return _plain(padding)
+    return plain(padding)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Integers of any library as Python's, sequences of any kind as tuples; the rest as it is, to be refused."""
     if isinstance(value, bool | str):
         return value
     if isinstance(value, tuple | list):
-        return tuple(_plain(part) for part in value)
+        return tuple(plain(part) for part in value)
     try:
         return operator.index(value)
     except TypeError:
         return value
 
 
-def _epilogue(extras: Collection[str], activation: Any) -> Epilogue:
+def epilogue_of(extras: Collection[str], activation: Any) -> Epilogue:
+    """The epilogue of a call with those operands. Raises UsageError for an activation that there is not."""
     scale, shift, bias, residual = (name in extras for name in ("scale", "shift", "bias", "residual"))
     name, slope = activation if isinstance(activation, tuple) and len(activation) == 2 else (activation, DEFAULT_SLOPE)
     if name is None:

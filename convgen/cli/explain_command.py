@@ -14,6 +14,7 @@ from convgen.explain_attention import memory_need
 from convgen.plan import Plan
 from convgen.problem import Attention
 from convgen.resources import KernelReport
+from convgen.strategies.crossover import Crossover
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -42,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _sections(e: Explanation) -> list[str]:
     heads = [f"{e.problem}\ntarget {e.target}", _roofline(e), *_scores(e), _strategies(e)]
-    return heads + [_default(o.plan, o) for o in e.outlooks if o.plan is not None]
+    defaults = [_default(o.plan, o) for o in e.outlooks if o.plan is not None]
+    return heads + defaults + ([_crossover(e.crossover)] if e.crossover is not None else [])
 
 
 def _roofline(e: Explanation) -> str:
@@ -71,9 +73,25 @@ def _strategies(e: Explanation) -> str:
     if not e.outlooks:
         return "Strategies: none computes this kind of problem yet"
     rows = [
-        (o.strategy, f"does not apply: {o.reason}" if o.seconds is None else duration(o.seconds)) for o in e.outlooks
+        (o.strategy, f"does not apply: {o.reason}" if o.seconds is None else _predicted(o.seconds, o.is_calibrated))
+        for o in e.outlooks
     ]
     return "Strategies, with the predicted time of their default\n" + table(rows)
+
+
+def _predicted(seconds: float, is_calibrated: bool) -> str:
+    return duration(seconds) + ("" if is_calibrated else " (a cost model not yet fitted: tune to know)")
+
+
+def _crossover(c: Crossover) -> str:
+    head = ("filter", *c.seconds, "fastest")
+    rows = [
+        (str(extent), *("-" if seconds is None else duration(seconds) for seconds in column), fastest or "-")
+        for extent, column, fastest in zip(c.extents, zip(*c.seconds.values(), strict=True), c.fastest(), strict=True)
+    ]
+    ahead = c.ahead_from("fft")
+    last = "fft is not ahead at any of them" if ahead is None else f"fft stays ahead from {ahead} on"
+    return f"Other filters, as long along each axis, padded by half: predicted times\n{table([head, *rows])}\n  {last}"
 
 
 def _default(plan: Plan, outlook: Outlook) -> str:
@@ -81,7 +99,8 @@ def _default(plan: Plan, outlook: Outlook) -> str:
     # A kernel that is launched once a chunk is told of once.
     lines = list(dict.fromkeys(_occupancy(kernel) for kernel in outlook.kernels))
     kernels = lines or [f"  occupancy not known: {outlook.not_compiled}"]
-    return "\n".join([f"{outlook.strategy}: {plan.config}", operands, *kernels])
+    notes = [f"  {note}" for note in plan.notes]
+    return "\n".join([f"{outlook.strategy}: {plan.config}", *notes, operands, *kernels])
 
 
 def _occupancy(kernel: KernelReport) -> str:
@@ -107,7 +126,12 @@ def _as_json(e: Explanation) -> dict[str, Any]:
         "roofline": roofline,
         "strategies": [_outlook_json(outlook) for outlook in e.outlooks],
         **scores,
+        "crossover": None if e.crossover is None else _crossover_json(e.crossover),
     }
+
+
+def _crossover_json(c: Crossover) -> dict[str, Any]:
+    return {"filters": c.extents, "predicted_seconds": dict(c.seconds), "fft_ahead_from": c.ahead_from("fft")}
 
 
 def _outlook_json(outlook: Outlook) -> dict[str, Any]:
@@ -116,6 +140,7 @@ def _outlook_json(outlook: Outlook) -> dict[str, Any]:
         "reason": outlook.reason,
         "predicted_seconds": outlook.seconds,
         "config": outlook.plan.config.as_dict() if outlook.plan else None,
+        "notes": list(outlook.plan.notes) if outlook.plan else [],
         "placements": [dataclasses.asdict(placement) for placement in outlook.plan.placements] if outlook.plan else [],
         "kernels": [_kernel_json(kernel) for kernel in outlook.kernels],
         "not_compiled": outlook.not_compiled,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from convgen import __version__
 from convgen.cli import (
+    accuracy_command,
     bench_command,
     compile_command,
     db_command,
@@ -46,6 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
         compile_command,
         verify_command,
         explain_command,
+        accuracy_command,
         tune_command,
         bench_command,
         db_command,

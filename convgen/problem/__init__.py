@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from convgen.problem.attention import Attention
 from convgen.problem.attention_words import Align, Bias, Mask, Varlen
+from convgen.problem.batch_norm import BatchNorm
+from convgen.problem.batch_norm_words import BatchNormMode
 from convgen.problem.conv import Conv
 from convgen.problem.dtype import Accuracy, AttentionLayout, Direction, DType, Layout, PadMode
 from convgen.problem.epilogue import Activation, Epilogue, fold_batch_norm
 from convgen.problem.forms import parse_problem, problem_from_json
+from convgen.problem.pool import Pool
+from convgen.problem.pool_words import PoolMode
 from convgen.problem.protocol import Problem
 from convgen.problem.size import RuntimeSize
 from convgen.problem.sizes import Sizes
@@ -20,6 +24,8 @@ __all__ = [
     "Align",
     "Attention",
     "AttentionLayout",
+    "BatchNorm",
+    "BatchNormMode",
     "Bias",
     "Conv",
     "DType",
@@ -28,6 +34,8 @@ __all__ = [
     "Layout",
     "Mask",
     "PadMode",
+    "Pool",
+    "PoolMode",
     "Problem",
     "RuntimeSize",
     "Sizes",

@@ -16,6 +16,7 @@ from convgen.problem.size import RuntimeSize
 from convgen.problem.sizes import Sizes
 from convgen.problem.tensor import TensorSpec
 from convgen.problem.text import refusal
+from convgen.problem.window_form import layout_of, same_padding
 
 __all__ = ["Conv"]
 
@@ -100,7 +101,7 @@ class Conv:
         strides = values.dims("stride", stride, nd, at_least=1)
         dilations = values.dims("dilation", dilation, nd, at_least=1)
         if pad == "same" and not transposed:
-            low, high = _same_padding(extents, taps, strides, dilations)
+            low, high = same_padding(extents, taps, strides, dilations)
         else:
             low, high = values.pads("pad", pad, nd)
         kind = values.word("dtype", dtype, DType, conv_rules.DTYPES)
@@ -122,7 +123,7 @@ class Conv:
             out_dtype=kind.default_output
             if out_dtype is None
             else values.word("out_dtype", out_dtype, DType, conv_rules.out_dtypes(kind)),
-            layout=conv_form.layout_of(layout),
+            layout=layout_of(layout),
             direction=values.direction(direction, conv_rules.DIRECTIONS),
             epilogue=epilogue if isinstance(epilogue, Epilogue) else Epilogue.parse(epilogue, slope),
             accumulate=values.flag("accumulate", accumulate),
@@ -281,13 +282,3 @@ class Conv:
 
     def _spec(self, name: str, shape: tuple[int, ...], dtype: DType) -> TensorSpec:
         return TensorSpec(name, shape, dtype, self.layout)
-
-
-def _same_padding(
-    extents: tuple[int, ...], taps: tuple[int, ...], strides: tuple[int, ...], dilations: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    totals = [
-        max((-(-size // s) - 1) * s + d * (f - 1) + 1 - size, 0)
-        for size, f, s, d in zip(extents, taps, strides, dilations, strict=True)
-    ]
-    return tuple(total // 2 for total in totals), tuple(total - total // 2 for total in totals)

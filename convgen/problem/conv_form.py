@@ -11,6 +11,7 @@ from convgen.problem.dtype import Accuracy, Direction, Layout, PadMode
 from convgen.problem.epilogue import DEFAULT_SLOPE, Epilogue
 from convgen.problem.text import refusal
 from convgen.problem.values import size
+from convgen.problem.window_form import joined, merge_padding, merged, padding
 
 if TYPE_CHECKING:
     from convgen.problem.conv import Conv
@@ -72,19 +73,8 @@ def from_json(entry: object) -> dict[str, Any]:
     nd = split_op(op)[0]
     if values.pop("nd", nd) != nd:
         raise refusal("nd", entry["nd"], f"{nd} for {op}, or no nd")
-    if "pad_lo" in values or "pad_hi" in values:
-        if "pad" in values:
-            raise refusal("pad", values["pad"], "either pad, or pad_lo and pad_hi")
-        low, high = (_per_dimension(key, values.pop(key, 0), nd) for key in ("pad_lo", "pad_hi"))
-        values["pad"] = list(zip(low, high, strict=True))
+    merge_padding(values, nd)
     return {"op": op, **_renamed(values)}
-
-
-def _per_dimension(key: str, value: Any, nd: int) -> list[Any]:
-    parts = list(value) if isinstance(value, (list, tuple)) else [value] * nd
-    if len(parts) != nd:
-        raise refusal(key, value, f"{nd} integers, one for each spatial dimension")
-    return parts
 
 
 def _renamed(values: dict[str, Any]) -> dict[str, Any]:
@@ -93,15 +83,6 @@ def _renamed(values: dict[str, Any]) -> dict[str, Any]:
             raise refusal(key, "nothing", "a value; c, k, in and filter have no default")
     values["spatial"] = values.pop("in")
     return values
-
-
-def layout_of(value: object) -> Layout:
-    """A Layout from its name in any case, or the member itself. `nhwc` stands for channels-last in 1 and 3 dimensions
-    too, as published lists have it. Raises ProblemError."""
-    names = {name: layout for layout in Layout for name in (layout.value, *(layout.text(nd) for nd in (1, 2, 3)))}
-    if isinstance(value, str) and value.lower() in names:
-        return names[value.lower()]
-    raise refusal("layout", value, f"one of {', '.join(names)}")
 
 
 def to_text(conv: Conv) -> str:
@@ -137,14 +118,14 @@ def _canonical(conv: Conv) -> dict[str, str]:
         "n": str(conv.n),
         "c": str(conv.c),
         "k": str(conv.k),
-        "in": _joined(conv.spatial),
-        "filter": _joined(conv.filter),
-        "stride": _merged(tuple(map(str, conv.stride))),
-        "pad": _merged(tuple(_span(*pair) for pair in zip(conv.pad_lo, conv.pad_hi, strict=True))),
+        "in": joined(conv.spatial),
+        "filter": joined(conv.filter),
+        "stride": merged(conv.stride),
+        "pad": padding(conv.pad_lo, conv.pad_hi),
         "pad_mode": conv.pad_mode.value,
-        "dilation": _merged(tuple(map(str, conv.dilation))),
+        "dilation": merged(conv.dilation),
         "groups": str(conv.groups),
-        "output_padding": _merged(tuple(map(str, conv.output_padding))),
+        "output_padding": merged(conv.output_padding),
         "dtype": conv.dtype.value,
         "out_dtype": conv.out_dtype.value,
         "layout": conv.layout.text(nd),
@@ -171,15 +152,3 @@ def _canonical(conv: Conv) -> dict[str, str]:
         "accuracy": Accuracy.STRICT.value,
     }
     return {key: value for key, value in words.items() if defaults.get(key) != value}
-
-
-def _joined(extents: tuple[int, ...]) -> str:
-    return "x".join(map(str, extents))
-
-
-def _merged(parts: tuple[str, ...]) -> str:
-    return parts[0] if len(set(parts)) == 1 else "x".join(parts)
-
-
-def _span(low: int, high: int) -> str:
-    return str(low) if low == high else f"{low}:{high}"

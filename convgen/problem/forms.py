@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from convgen.problem import attention_form, batch_norm_form, conv_form, pool_form
 from convgen.problem.attention import Attention
+from convgen.problem.batch_norm import BatchNorm
 from convgen.problem.conv import Conv
+from convgen.problem.pool import Pool
 from convgen.problem.protocol import Problem
 from convgen.problem.text import tokens
 
@@ -14,7 +17,7 @@ __all__ = ["Problem", "parse_problem", "problem_from_json"]
 
 def parse_problem(text: str) -> Problem:
     """Parse a problem's text, by its first word. Raises ProblemError."""
-    return Attention.parse(text) if tokens(text)[0] == "attention" else Conv.parse(text)
+    return _kind(tokens(text)[0]).parse(text)
 
 
 def problem_from_json(entry: object) -> Problem:
@@ -22,9 +25,38 @@ def problem_from_json(entry: object) -> Problem:
 
     Raises ProblemError.
     """
-    return Attention.from_json(entry) if is_attention(entry) else Conv.from_json(entry)
+    return _kind(_op(entry)).from_json(entry)
 
 
 def is_attention(entry: object) -> bool:
     """Whether a decoded JSON object describes an attention."""
-    return isinstance(entry, Mapping) and entry.get("op", "attention" if "heads_q" in entry else "conv") == "attention"
+    return _op(entry) == "attention"
+
+
+def is_convolution(entry: object) -> bool:
+    """Whether a decoded JSON object describes a convolution, or nothing that has another name."""
+    return _kind(_op(entry)) is Conv
+
+
+def keys_of(entry: object) -> tuple[str, ...]:
+    """The keys of a decoded JSON object that describe its problem."""
+    kind = _kind(_op(entry))
+    if kind is Attention:
+        return attention_form.KEYS
+    if kind is BatchNorm:
+        return batch_norm_form.KEYS
+    return pool_form.KEYS if kind is Pool else conv_form.KEYS
+
+
+def _op(entry: object) -> object:
+    if not isinstance(entry, Mapping):
+        return None
+    return entry.get("op", "attention" if "heads_q" in entry else "conv")
+
+
+def _kind(op: object) -> type[Conv] | type[Attention] | type[Pool] | type[BatchNorm]:
+    if op == "attention":
+        return Attention
+    if op == batch_norm_form.OP:
+        return BatchNorm
+    return Pool if pool_form.is_pool(op) else Conv

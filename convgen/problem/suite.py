@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from convgen.errors import ProblemError, UsageError
-from convgen.problem import attention_form, conv_form
-from convgen.problem.forms import Problem, is_attention, problem_from_json
+from convgen.problem.forms import Problem, is_attention, is_convolution, keys_of, problem_from_json
 from convgen.problem.text import load_json, refusal, shorten
 
 __all__ = ["SuiteEntry", "expand_entry", "load_suite", "shipped_suites"]
@@ -63,7 +62,7 @@ def load_suite(
         if not isinstance(entry, dict):
             raise refusal(f"entry {position}", entry, "an object")
         try:
-            expanded += expand_entry(entry if is_attention(entry) else entry | replaced)
+            expanded += expand_entry(entry | replaced if is_convolution(entry) else entry)
         except ProblemError as error:
             place = f"{source}, entry {shorten(entry.get('id', position))}: {error.key}"
             raise ProblemError(place, error.value, error.expected) from None
@@ -72,7 +71,7 @@ def load_suite(
 
 def expand_entry(entry: Mapping[str, Any]) -> tuple[SuiteEntry, ...]:
     """The problems of one decoded entry: the product of its dtypes, passes and layouts. Raises ProblemError."""
-    known = attention_form.KEYS if is_attention(entry) else conv_form.KEYS
+    known = keys_of(entry)
     described = {key: value for key, value in entry.items() if key in known}
     extras = {key: value for key, value in entry.items() if key not in known and key not in _LISTS}
     notes = extras.get("notes")

@@ -10,21 +10,24 @@ where each operation rounds once more in fp32.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy
 
 from convgen.plan import Numerics
-from convgen.problem import Conv, DType
+from convgen.problem import Conv, DType, PadMode
 from convgen.reference.arrays import Array, Module, quiet
 from convgen.reference.correlation import Correlation
+from convgen.reference.mixed import mixed_magnitudes
 from convgen.reference.oracle import Roles, accumulator, finishing
 from convgen.reference.rounding import FORMATS
 from convgen.reference.sampled import Indices
 
 _EPILOGUE_EPS = DType.FP32.eps
+_NUMPY_MODES = {PadMode.REPLICATE: "edge", PadMode.REFLECT: "reflect", PadMode.CIRCULAR: "wrap"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,8 @@ class ErrorModel:
     """The arithmetic of a kernel, as unit roundoffs and the length of its longest chain of additions.
 
     `eps_in` is for operands that are rounded before they are multiplied, as TF32 tensor cores do; it is 0 for a kernel
-    that reads its operands exactly, also from fp16 or bf16. `growth` and `reach` are those of `plan.Numerics`.
+    that reads its operands exactly, also from fp16 or bf16. `growth` and what follows are those of
+    `plan.Numerics`.
     """
 
     eps_out: float
@@ -41,6 +45,8 @@ class ErrorModel:
     eps_acc: float
     growth: float = 1.0
     reach: tuple[int, ...] = ()
+    mixes_taps: bool = False
+    whole_filter: bool = False
 
 
 def strict_model(problem: Conv) -> ErrorModel:
@@ -52,7 +58,10 @@ def model_of(problem: Conv, numerics: Numerics) -> ErrorModel:
     """The arithmetic of a plan's kernels on the problem."""
     steps = reduction_length(problem) if numerics.steps is None else numerics.steps
     eps_acc = 0.0 if problem.dtype.is_integer else numerics.eps_acc
-    return ErrorModel(problem.out_dtype.eps, numerics.eps_in, steps, eps_acc, numerics.growth, numerics.reach)
+    return ErrorModel(
+        problem.out_dtype.eps, numerics.eps_in, steps, eps_acc, numerics.growth, numerics.reach, numerics.mixes_taps,
+        numerics.whole_filter,
+    )  # fmt: skip
 
 
 def small_integer(problem: Conv) -> int:
@@ -94,14 +103,12 @@ def bound(
     """The largest right |got - reference| of each element: of the output's shape, or a vector for flat `indices`.
 
     `reference` is what `reference` (or `reference_sampled`) returned for the same arguments. 0 where a value is not
-    finite, since such a value has to match exactly.
+    finite, since such a value has to match exactly; infinite where a value that is not finite shares intermediate
+    values with the element, which it may spoil.
     """
-    magnitudes = dict(inputs) | {name: xp.abs(inputs[name]) for name in Roles.of(problem).operands}
-    if model.reach:
-        spread = problem.inputs[0].name
-        magnitudes[spread] = _largest_near(magnitudes[spread], model.reach, xp)
-    rate = model.growth * (2 * model.eps_in + model.steps * model.eps_acc)
-    error = rate * accumulator(problem, magnitudes, xp, indices)
+    total = _magnitudes(problem, inputs, model, xp, indices)
+    spoiled = ~xp.isfinite(total) if any(model.reach) else xp.zeros(total.shape, dtype=bool)
+    error = model.growth * (2 * model.eps_in + model.steps * model.eps_acc) * total
     if model.eps_acc:
         error = error + model.steps * FORMATS[DType.FP32].smallest_subnormal
     if not problem.epilogue.is_identity or problem.accumulate:
@@ -112,7 +119,66 @@ def bound(
             error = stage.gain * error + xp.where(xp.isfinite(stage.rounded), rounding, 0.0)
             error = xp.where(xp.isfinite(stage.value), error, 0.0)
     rounded = error + model.eps_out * (xp.abs(reference) + error) + _conversion_floor(problem)
-    return xp.where(xp.isfinite(reference), rounded, 0.0)
+    return xp.where(spoiled, xp.inf, xp.where(xp.isfinite(reference), rounded, 0.0))
+
+
+def _spread_accumulator(
+    problem: Conv, magnitudes: Mapping[str, Array], reach: tuple[int, ...], xp: Module, indices: Indices | None
+) -> Array:
+    """The sum where each element of the first operand is the largest within `reach`, the border's included.
+
+    A result at the edge mixes with pixels that only its neighbours' taps read, so all its taps are counted: the operand
+    is enlarged on every side, and of the larger result the middle is taken.
+    """
+    name, output = problem.inputs[0].name, problem.outputs[0]
+    fine = name == Roles.of(problem).fine
+    margins = [d * f + low + high for d, f, low, high in zip(
+        problem.dilation, problem.filter, problem.pad_lo, problem.pad_hi, strict=True)]  # fmt: skip
+    coarse = [-(-margin // s) for margin, s in zip(margins, problem.stride, strict=True)]
+    finer = [margin * s for margin, s in zip(coarse, problem.stride, strict=True)]
+    grown, cropped = (finer, coarse) if fine else (coarse, finer)
+    own = finer if not problem.transposed else coarse
+    values = _enlarged(problem, magnitudes[name], grown, fine, xp)
+    larger = dataclasses.replace(
+        problem.at(values.shape[0]),
+        spatial=tuple(extent + 2 * margin for extent, margin in zip(problem.spatial, own, strict=True)),
+        pad_mode=PadMode.ZEROS,
+    )
+    shape = (values.shape[0], *larger.outputs[0].shape[1:])
+    if indices is not None:
+        n, k, *place = numpy.unravel_index(indices, (values.shape[0], *output.shape[1:]))
+        moved = [at + margin for at, margin in zip(place, cropped, strict=True)]
+        indices = numpy.ravel_multi_index((n, k, *moved), shape)
+    total = accumulator(larger, dict(magnitudes) | {name: _largest_near(values, reach, xp)}, xp, indices)
+    if indices is not None:
+        return total
+    return total[(..., *(slice(m, m + extent) for m, extent in zip(cropped, output.shape[2:], strict=True)))]
+
+
+def _enlarged(problem: Conv, values: Array, margins: Sequence[int], has_border: bool, xp: Module) -> Array:
+    """The operand with `margins` on both sides of each axis: its border written out if it has one, zeros beyond."""
+    mode = _NUMPY_MODES.get(problem.pad_mode)
+    ends = [(margin, margin) for margin in margins]
+    if has_border and mode is not None:
+        border = list(zip(problem.pad_lo, problem.pad_hi, strict=True))
+        values = xp.pad(values, ((0, 0), (0, 0), *border), mode=mode)
+        ends = [(margin - low, margin - high) for margin, (low, high) in zip(margins, border, strict=True)]
+    return xp.pad(values, ((0, 0), (0, 0), *ends))
+
+
+def _magnitudes(
+    problem: Conv, inputs: Mapping[str, Array], model: ErrorModel, xp: Module, indices: Indices | None
+) -> Array:
+    """What errors go with: |x| * |w|, or what an algorithm that mixes them leaves of it."""
+    if model.whole_filter:
+        return mixed_magnitudes(problem, inputs, model.reach, xp, indices)
+    magnitudes = dict(inputs) | {name: xp.abs(inputs[name]) for name in Roles.of(problem).operands}
+    if model.mixes_taps:
+        taps = tuple(range(2, 2 + problem.nd))
+        magnitudes["w"] = xp.broadcast_to(magnitudes["w"].max(axis=taps, keepdims=True), magnitudes["w"].shape)
+    if any(model.reach):
+        return _spread_accumulator(problem, magnitudes, model.reach, xp, indices)
+    return accumulator(problem, magnitudes, xp, indices)
 
 
 def _largest_near(values: Array, reach: tuple[int, ...], xp: Module) -> Array:

@@ -71,8 +71,9 @@ def compare(
     """Compare an output (numbers, or bf16 bits as uint16) with `reference` element by element.
 
     Shapes are equal: that of the output in logical order, or one vector for flat `indices`. Where the reference is NaN
-    or infinite, so must be the answer, sign included. Where it is within `bound` of what `out_dtype` rounds to
-    infinity, an infinity of its sign is right too. `spec` is the output's. Raises WrongResultError if shapes differ.
+    or infinite, so must be the answer, sign included; with an infinite bound a NaN or any infinity will do. Where it is
+    within `bound` of what `spec`, the output's, rounds to infinity, an infinity of its sign is right too. Raises
+    WrongResultError if the shapes differ.
     """
     if got.shape != reference.shape:
         raise WrongResultError(f"output of shape {got.shape}: expected {reference.shape}")
@@ -121,6 +122,7 @@ def joined(comparisons: Sequence[Comparison]) -> Comparison:
 
 def _same_special(spec: TensorSpec, got: Array, reference: Array, bound: Array, xp: Module) -> Array:
     same = (xp.isnan(got) & xp.isnan(reference)) | (xp.isinf(got) & (got == reference))
+    same |= xp.isinf(bound) & ~xp.isfinite(got)
     if spec.dtype not in FORMATS:
         return same
     overflows = xp.abs(reference) + bound >= FORMATS[spec.dtype].overflow

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from convgen.errors import NotApplicableError
 from convgen.plan import Numerics
-from convgen.problem import Attention, Conv, Problem
-from convgen.reference import attention, convolution
+from convgen.problem import Attention, BatchNorm, Conv, Pool, Problem
+from convgen.reference import attention, batch_norm, convolution, pool
 from convgen.reference.arrays import Array, Module
 from convgen.reference.inputs import InputKind
 from convgen.reference.sampled import Indices
@@ -58,6 +58,10 @@ def definition_of(problem: Problem) -> Definition:
         return convolution
     if isinstance(problem, Attention):
         return attention
+    if isinstance(problem, Pool):
+        return pool
+    if isinstance(problem, BatchNorm):
+        return batch_norm
     raise NotApplicableError(f"{problem.op} is described and validated, but has no oracle yet")
 
 

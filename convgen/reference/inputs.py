@@ -30,17 +30,18 @@ def make_inputs(problem: Conv, seed: int, kind: InputKind = "normal", xp: Module
     specs = (*problem.inputs, *problem.outputs) if problem.accumulate else problem.inputs
     generator = xp.random.default_rng(seed)
     most = small_integer(problem)
-    made = {spec.name: round_to(_draw(spec, kind, most, generator, xp), spec.dtype, xp) for spec in specs}
+    made = {spec.name: round_to(draw(spec, kind, most, generator, xp), spec.dtype, xp) for spec in specs}
     first = problem.inputs[0]
     if kind == "positive" and not first.dtype.is_integer:
         made[first.name] *= 2.0 ** -max(0, math.ceil(math.log2(reduction_length(problem) + 1)) - 15)
         made[first.name] = round_to(made[first.name], first.dtype, xp)
     if kind == "specials" and not first.dtype.is_integer:
-        _plant_specials(made[first.name], generator, xp)
+        plant_specials(made[first.name], generator, xp)
     return made
 
 
-def _draw(spec: TensorSpec, kind: InputKind, most: int, generator: Array, xp: Module) -> Array:
+def draw(spec: TensorSpec, kind: InputKind, most: int, generator: Array, xp: Module) -> Array:
+    """A tensor's numbers before they are rounded to its dtype; integers of `small_integers` reach `most`."""
     if kind == "small_integers" or spec.dtype.is_integer:
         low, high = INTEGER_RANGE.get(spec.dtype, (-most, most))
         if kind == "small_integers" or spec.name in ("y", "dx", "dw"):
@@ -53,7 +54,8 @@ def _draw(spec: TensorSpec, kind: InputKind, most: int, generator: Array, xp: Mo
     return generator.standard_normal(spec.shape)
 
 
-def _plant_specials(values: Array, generator: Array, xp: Module) -> None:
+def plant_specials(values: Array, generator: Array, xp: Module) -> None:
+    """Make one in 70 elements or so NaN or an infinity."""
     chosen = generator.integers(0, 200, size=values.shape)
     for number, special in enumerate((xp.nan, xp.inf, -xp.inf)):
         values[chosen == number] = special

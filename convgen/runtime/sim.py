@@ -28,7 +28,7 @@ from convgen.problem import DType, Problem, TensorSpec
 from convgen.runtime.arrays import wrong_names
 from convgen.runtime.physical import check_array, check_writable, flat, unflat
 from convgen.runtime.sampling import BlockSample
-from convgen.simulator import Argument, Block, Fault, FaultKind, Library, Memory, Mode, Report, Texture, Unit
+from convgen.simulator import Argument, Block, Copies, Fault, FaultKind, Library, Memory, Mode, Report, Texture, Unit
 from convgen.simulator import build as build_library
 
 __all__ = ["BlockSample", "Mode", "SimProgram", "SimResult", "build"]
@@ -64,11 +64,13 @@ class SimProgram:
         *,
         blocks: BlockSample | None = None,
         workers: int | None = None,
+        copies: Copies = Copies.LATE,
     ) -> SimResult:
         """Run the plan's steps. Arrays have logical shapes, any strides, and the storage type (bf16: uint16).
 
         `outputs` are filled; with `problem.accumulate` their values are read first. Elements that no block wrote
-        are left as 0xFF bytes. `blocks` samples the last launch; earlier ones always run whole.
+        are left as 0xFF bytes. `blocks` samples the last launch; earlier ones always run whole. `copies`: when
+        asynchronous copies move their bytes.
         Raises UsageError for an array that is missing, none of the problem's, no NumPy array, of another shape, type or
         byte order, or an output that cannot be written; ProblemError for a size beyond the problem's bound;
         SimulatorFault for a copy past a symbol.
@@ -81,7 +83,7 @@ class SimProgram:
         for spec in problem.outputs:
             check_array(spec, outputs[spec.name])
             check_writable(spec, outputs[spec.name])
-        run = _Run(self, problem, inputs, outputs, blocks, workers)
+        run = _Run(self, problem, inputs, outputs, blocks, workers, copies)
         report = run.steps()
         return SimResult(report, run.results(outputs))
 
@@ -109,12 +111,14 @@ class _Run:
         outputs: Mapping[str, npt.NDArray[Any]],
         blocks: BlockSample | None,
         workers: int | None,
+        copies: Copies,
     ) -> None:
         self.program = program
         self.problem = problem
         self.sizes = problem.sizes
         self.sample = blocks
         self.workers = workers
+        self.copies = copies
         self.memory = Memory()
         self.tensors: dict[str, Block] = {}
         for spec in problem.inputs:
@@ -176,6 +180,7 @@ class _Run:
             self.memory,
             blocks=None if sample is None else sample.pick(grid),
             workers=self.workers,
+            copies=self.copies,
         )
 
     def _argument(self, arg: Arg) -> Argument:

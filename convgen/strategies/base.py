@@ -27,6 +27,10 @@ class Strategy(Protocol):
     summary: str
     """One line for `convgen list strategies`."""
 
+    calibrated: bool
+    """Whether `cost` has been fitted to kernels that ran on a GPU: untuned, only such strategies are chosen among, as
+    long as one of them applies."""
+
     def why_not(self, problem: Any, target: Target) -> str | None:
         """The reason the strategy does not apply, as a sentence; None if it does."""
 

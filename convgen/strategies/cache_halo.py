@@ -33,6 +33,7 @@ class CacheHalo:
     name = "cache_halo"
     template = "conv/cache_halo.cu.j2"
     summary = "the core of the input tile in shared memory, its halo through L1 and L2; one thread a position"
+    calibrated = True
 
     def why_not(self, problem: Conv, target: Target) -> str | None:
         reason = unsuitable(problem)

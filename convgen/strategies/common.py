@@ -8,7 +8,7 @@ from typing import Any
 
 from convgen.gather import Gather
 from convgen.plan import Extent, Placement, batch_extent, extent_at
-from convgen.problem import Activation, Conv, DType, PadMode
+from convgen.problem import Activation, Conv, DType, PadMode, Problem
 from convgen.space import Config
 from convgen.strategies import operands
 
@@ -76,16 +76,25 @@ def kernel_name(problem: Conv, strategy: str, config: Config, part: str = "") ->
     return f"{name}_{problem.dtype.value}_{problem.layout.text(problem.nd)}_{digest}"
 
 
+def type_headers(*ctypes: str) -> list[str]:
+    """The device headers of float and of these types, each once."""
+    return [_HEADERS[ctype] for ctype in dict.fromkeys(("float", *ctypes))]
+
+
+def activation_name(activation: Activation) -> str:
+    """What device/activation.cuh calls it."""
+    return _ACTIVATIONS[activation]
+
+
 def gather_constants(problem: Conv, g: Gather) -> dict[str, Any]:
     """The template constants every gather kernel uses. Extents of an empty result are given as 1: it has no launch."""
-    types = {"float": None, g.x.dtype.ctype: None, g.y.dtype.ctype: None}
     return {
         "problem": str(problem),
         "direction": problem.direction.value,
         "x_name": g.x.name,
         "w_name": g.w.name,
         "y_name": g.y.name,
-        "type_headers": [_HEADERS[ctype] for ctype in types],
+        "type_headers": type_headers(g.x.dtype.ctype, g.y.dtype.ctype),
         "in_t": g.x.dtype.ctype,
         "out_t": g.y.dtype.ctype,
         "offset_t": "long long" if g.wide else "int",
@@ -101,7 +110,7 @@ def gather_constants(problem: Conv, g: Gather) -> dict[str, Any]:
         "y_batch": g.y_batch, "y_group": g.y_group, "y_m": g.y_m,
         "epilogue": problem.epilogue.operands,
         "epilogue_params": [param for param, _ in operands.epilogue(problem)],
-        "activation": _ACTIVATIONS[problem.epilogue.activation],
+        "activation": activation_name(problem.epilogue.activation),
         "slope": repr(float(problem.epilogue.slope)),
         "accumulate": problem.accumulate,
     }  # fmt: skip
@@ -117,7 +126,7 @@ def per_batch(g: Gather, total: int, by: int = 1) -> Extent:
     return -(-total // by)
 
 
-def largest_extent(problem: Conv, extent: Extent) -> int:
+def largest_extent(problem: Problem, extent: Extent) -> int:
     """The extent at the largest batch the problem admits (its typical one if that has no bound)."""
     return extent_at(extent, problem.largest or problem.sizes)
 

@@ -30,6 +30,7 @@ class Direct:
     name = "direct"
     template = "conv/direct.cu.j2"
     summary = "one or several outputs a thread, inputs straight from global memory; covers every Conv"
+    calibrated = True
 
     def why_not(self, problem: Conv, target: Target) -> str | None:
         return common.not_covered(problem)

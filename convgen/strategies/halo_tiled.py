@@ -32,6 +32,7 @@ class HaloTiled:
     name = "halo_tiled"
     template = "conv/halo_tiled.cu.j2"
     summary = "the input tile and its halo in shared memory, a register block of results a thread"
+    calibrated = True
 
     def why_not(self, problem: Conv, target: Target) -> str | None:
         reason = unsuitable(problem)

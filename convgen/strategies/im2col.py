@@ -48,6 +48,7 @@ class Im2col:
     name = "im2col"
     template = "conv/im2col.cu.j2"
     summary = "the input unrolled into a matrix of patches in the workspace, then a register-blocked GEMM"
+    calibrated = True
 
     def why_not(self, problem: Conv, target: Target) -> str | None:
         reason = common.not_covered(problem)

@@ -46,6 +46,7 @@ class NaiveAttention:
 
     name = "naive_attention"
     summary = "all scores in the workspace, a softmax over them, then their product with v"
+    calibrated = False
     solves = Attention
     template = "attention/naive_attention.cu.j2"
 

@@ -7,7 +7,7 @@ import math
 from convgen.errors import ConfigError
 from convgen.gather import Gather
 from convgen.plan import Extent
-from convgen.problem import Conv
+from convgen.problem import Problem
 from convgen.space import Config
 from convgen.strategies import common
 from convgen.target import Target
@@ -39,7 +39,7 @@ def block_fits(block: tuple[int, int, int], target: Target) -> None:
         raise ConfigError(f"{block[2]} threads along z: a block has at most {MAX_BLOCK_Z} threads along z")
 
 
-def grid_fits(problem: Conv, blocks: Extent, remedy: str) -> None:
+def grid_fits(problem: Problem, blocks: Extent, remedy: str) -> None:
     """That many blocks can be launched, at the largest batch."""
     most = common.largest_extent(problem, blocks)
     if most > MAX_GRID_X:

@@ -14,6 +14,7 @@ from threading import Event
 from typing import Any, Literal
 
 import convgen
+from convgen.lowering import preference
 from convgen.measure import Timing
 from convgen.problem import Problem
 from convgen.ratios import order_interval, ratios
@@ -369,8 +370,8 @@ def _clocks(runner: Runner) -> dict[str, float | None]:
 
 def _untuned(of: Assignment) -> Candidate:
     """What would run with no database."""
-    defaults = [Candidate(s, s.default(of.problem, of.target)) for s in of.strategies]
-    return min(defaults, key=lambda c: c.strategy.cost(of.problem, c.config, of.target))
+    chosen = min(of.strategies, key=lambda strategy: preference(of.problem, strategy, of.target))
+    return Candidate(chosen, chosen.default(of.problem, of.target))
 
 
 def _now() -> str:

@@ -89,10 +89,10 @@ class Search:
             record.tell(candidate.config, seconds)
 
     def _starts(self, problem: Problem, target: Target, seeds: Sequence[Candidate]) -> list[tuple[str, Record, Config]]:
-        """The default predicted fastest, seeds, the other defaults; what is asked first stands last."""
+        """The default that would run untuned, seeds, the other defaults; what is asked first stands last."""
         defaults = [(r, r.domain.strategy.default(problem, target)) for r in self._records]
         legal = [(r, config) for r, config in defaults if r.domain.legal(config)]
-        legal.sort(key=lambda start: start[0].domain.predicted(start[1]))
+        legal.sort(key=lambda start: (not start[0].domain.strategy.calibrated, start[0].domain.predicted(start[1])))
         by_strategy = {r.domain.strategy: r for r in self._records}
         good = [
             (by_strategy[c.strategy], c.config)

@@ -40,7 +40,7 @@ static double mma_element(MmaType type, unsigned bits, int j, bool is_a) {
 
 static float cut_to_float(double value) {
     const float nearest = static_cast<float>(value);
-    if (__builtin_fabs(nearest) <= __builtin_fabs(value)) return nearest;
+    if (__builtin_fabs(nearest) <= __builtin_fabs(value) || nearest - nearest != 0) return nearest;
     return __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, nearest) - 1);
 }
 

@@ -19,13 +19,15 @@ from convgen.cli.selection import select, stratified
 from convgen.compiler import nvrtc_version
 from convgen.errors import DeviceError, UsageError
 from convgen.plan import Plan
-from convgen.problem import load_suite
+from convgen.problem import Conv, load_suite
 from convgen.reference import convolution
 from convgen.render import render
 from convgen.strategies import all_strategies
 from convgen.target import presets
 from convgen.verify import sim
 from convgen.verify.batch import GROUP
+
+CONV_STRATEGIES = [strategy for strategy in all_strategies() if strategy.solves is Conv]
 
 SMALL = ["conv2d", "n=2", "c=4", "in=7x6", "k=4", "filter=3x3", "pad=1"]
 H200 = ["--target", "h200"]
@@ -67,7 +69,11 @@ def json_lines(text: str) -> list[dict[str, Any]]:
         (["compile", *SMALL, *H200, "--strategy", "direct", "--config", "split_q=0"], 2, ["split_q=0", "at least 1"]),
         (["compile", *SMALL, *H200, "dtype=int8"], 3, ["dtype=int8", "direct"]),
         (["compile", *SMALL, *H200, "dtype=int8", "--strategy", "direct"], 3, ["dtype=int8"]),
-        (["compile", "attention", "batch=1", "heads_q=1", "seq_q=4", "head_dim=8", *H200], 3, ["attention"]),
+        (
+            ["compile", "attention", "batch=1", "heads_q=1", "seq_q=4", "head_dim=8", "dtype=fp8", *H200],
+            3,
+            ["dtype=fp8"],
+        ),
         (["verify"], 2, ["--suite"]),
         (["verify", *SMALL, "--suite", "textbook"], 2, ["--suite"]),
         (["verify", "--suite", "nowhere.json"], 2, ["nowhere.json", "textbook"]),
@@ -248,7 +254,7 @@ def test_verify_prints_an_object_a_line(capsys: pytest.CaptureFixture[str]) -> N
     status, out, _ = run(capsys, "verify", *SMALL, *SIM, "--directions", "fprop,wgrad", "--json")
     results = json_lines(out)
     assert status == 0
-    assert len(results) == 2 * len(all_strategies())
+    assert len(results) == 2 * len(CONV_STRATEGIES)
     assert {r["direction"] for r in results} == {"fprop", "wgrad"}
     for result in results:
         assert result.keys() >= VERIFY_KEYS | {"id", "dtype"}
@@ -303,7 +309,7 @@ def test_one_source_that_is_refused_fails_alone(
 def test_nothing_applicable_exits_with_3(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "verify", *SMALL, "dtype=int8", *SIM)
     assert status == 3
-    assert out.count("not applicable") == len(all_strategies())
+    assert out.count("not applicable") == len(CONV_STRATEGIES)
 
 
 def test_a_suite_ends_with_a_table_by_strategy(capsys: pytest.CaptureFixture[str]) -> None:
@@ -312,7 +318,7 @@ def test_a_suite_ends_with_a_table_by_strategy(capsys: pytest.CaptureFixture[str
     rows = [line.split() for line in out.splitlines()]
     assert status == 0
     assert rows[0] == ["strategy", "ok", "wrong", "not", "applicable", "failed", "time"]
-    assert [row[0] for row in rows[1:]] == [*(s.name for s in all_strategies()), "all"]
+    assert [row[0] for row in rows[1:]] == [*(s.name for s in CONV_STRATEGIES), "all"]
     _, out, _ = run(capsys, "verify", *arguments, "--json")
     results = json_lines(out)
     assert int(rows[-1][1]) == sum(result["status"] == "ok" for result in results)

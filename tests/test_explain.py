@@ -8,8 +8,11 @@ import pytest
 from test_cli import H200, SIM, SMALL, json_lines, run
 
 from convgen.errors import ConfigError
-from convgen.strategies import all_strategies, get_strategy
+from convgen.problem import Conv
+from convgen.strategies import get_strategy, strategies_of
 from convgen.target import presets
+
+CONV = Conv.parse("conv2d n=1 c=1 in=8 k=1 filter=1")
 
 
 def test_explain_gives_the_roofline_of_hand_computed_numbers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,12 +31,12 @@ def test_explain_gives_the_roofline_of_hand_computed_numbers(capsys: pytest.Capt
 def test_explain_lists_every_strategy_with_a_time_or_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "explain", *SMALL, "direction=wgrad", *H200, "--json")
     [found] = json_lines(out)
-    assert {s["strategy"] for s in found["strategies"]} == {s.name for s in all_strategies()}
+    assert {s["strategy"] for s in found["strategies"]} == {s.name for s in strategies_of(CONV)}
     times = [s["predicted_seconds"] for s in found["strategies"] if s["reason"] is None]
     assert times == sorted(times)
     assert all(s["predicted_seconds"] is None and s["config"] is None for s in found["strategies"] if s["reason"])
     _, out, _ = run(capsys, "explain", *SMALL, "direction=wgrad", *H200)
-    for strategy in all_strategies():
+    for strategy in strategies_of(CONV):
         assert strategy.name in out
 
 
@@ -45,14 +48,16 @@ def test_explain_says_where_operands_live_and_what_limits_occupancy(capsys: pyte
 
 def test_explain_takes_an_attention(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "explain", "attention", "batch=1", "heads_q=2", "seq_q=16", "head_dim=8", *H200)
-    assert status == 3  # no strategy computes it
+    assert status == 0
     assert "Roofline" in out
+    assert "Scores, in memory or not" in out
+    assert re.search(r"^  flash_attention +[0-9.]+ µs", out, re.MULTILINE)
 
 
 def test_explain_of_what_nothing_computes_exits_with_3(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "explain", *SMALL, "dtype=int8", *H200)
     assert status == 3
-    assert out.count("does not apply: dtype=int8") == len(all_strategies())
+    assert out.count("does not apply: dtype=int8") == len(strategies_of(CONV))
 
 
 def test_a_default_that_breaks_a_rule_is_a_strategy_that_does_not_apply(
@@ -76,4 +81,4 @@ def test_a_default_that_breaks_a_rule_is_a_strategy_that_does_not_apply(
 def test_a_problem_that_no_launch_covers_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "explain", "conv2d", "n=2147483647", "c=4", "k=4", "in=64", "filter=3", *H200)
     assert status == 3
-    assert out.count("does not apply: ") == len(all_strategies())
+    assert out.count("does not apply: ") == len(strategies_of(CONV))

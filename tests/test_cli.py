@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conv_strategies import CONV_STRATEGIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,15 +20,13 @@ from convgen.cli.selection import select, stratified
 from convgen.compiler import nvrtc_version
 from convgen.errors import DeviceError, UsageError
 from convgen.plan import Plan
-from convgen.problem import Conv, load_suite
+from convgen.problem import load_suite
 from convgen.reference import convolution
 from convgen.render import render
 from convgen.strategies import all_strategies
 from convgen.target import presets
 from convgen.verify import sim
 from convgen.verify.batch import GROUP
-
-CONV_STRATEGIES = [strategy for strategy in all_strategies() if strategy.solves is Conv]
 
 SMALL = ["conv2d", "n=2", "c=4", "in=7x6", "k=4", "filter=3x3", "pad=1"]
 H200 = ["--target", "h200"]

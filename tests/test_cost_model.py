@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conv_strategies import CONV_STRATEGIES
 from replay import TABLES, geomean, read_table
 
 from convgen.errors import ConfigError
 from convgen.problem import Conv
 from convgen.space import Config
-from convgen.strategies import Strategy, strategies_of
+from convgen.strategies import Strategy
 from convgen.strategies.cost_model import LAUNCH_SECONDS, Work, kernel_seconds, pieces, resident_blocks
 from convgen.strategies.descent import settled
 from convgen.target import Target
@@ -125,7 +126,7 @@ def test_defaults_are_where_a_walk_downhill_ends() -> None:
         "conv3d n=1 c=3 k=8 in=8x28x28 filter=3x3x3 pad=1 dtype=bf16",
     ):
         problem = Conv.parse(text)
-        for strategy in strategies_of(problem):
+        for strategy in CONV_STRATEGIES:
             if strategy.why_not(problem, TARGET) is not None:
                 continue
             default = strategy.default(problem, TARGET)

@@ -12,6 +12,7 @@ from conformance import (
     require_right,
     require_terms_to_vanish,
 )
+from conv_strategies import CONV_STRATEGIES
 from fft_data import Admitted
 
 from convgen.binding import preparation
@@ -22,7 +23,6 @@ from convgen.problem import Conv
 from convgen.reference import make_inputs
 from convgen.render import render
 from convgen.runtime.sim import Mode, build
-from convgen.strategies import all_strategies
 from convgen.strategies.crossover import crossover
 from convgen.strategies.fft import STRATEGY, FftConfig
 from convgen.strategies.fft_tiling import tiling
@@ -261,7 +261,7 @@ def test_the_spectra_are_prepared_from_the_weights_alone(problem: str) -> None:
 )
 def test_there_is_one_crossover(text: str) -> None:
     """Once ahead fft stays ahead, by more and more; its own time grows far slower than the filter's size."""
-    found = crossover(Conv.parse(text), all_strategies(), TARGET)
+    found = crossover(Conv.parse(text), CONV_STRATEGIES, TARGET)
     assert found is not None
     won = [name == "fft" for name in found.fastest()]
     assert won == sorted(won)
@@ -278,7 +278,7 @@ def test_the_problems_it_is_for_are_predicted_to_be_won() -> None:
         problem = Conv.parse(text)
         times = {
             s.name: s.cost(problem, s.default(problem, TARGET), TARGET)
-            for s in all_strategies()
+            for s in CONV_STRATEGIES
             if s.why_not(problem, TARGET) is None
         }
         assert min(times, key=times.__getitem__) == "fft"

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conv_strategies import CONV_STRATEGIES
 from onnx import NodeProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from onnx_adapter import OPS, OUT_OF_SCOPE, OnnxCase, Runner, conv_cases, onnx_tests, operator_of, problem_of
@@ -16,7 +17,7 @@ from convgen.problem import Conv
 from convgen.reference import reference
 from convgen.render import render
 from convgen.runtime import sim
-from convgen.strategies import Strategy, all_strategies
+from convgen.strategies import Strategy
 from convgen.target import Target
 
 TARGET = Target.preset("h200")
@@ -38,9 +39,7 @@ def simulated(strategy: Strategy) -> Runner:
     return run
 
 
-RUNNERS: dict[str, Runner] = {"oracle": reference} | {
-    s.name: simulated(s) for s in all_strategies() if s.solves is Conv
-}
+RUNNERS: dict[str, Runner] = {"oracle": reference} | {s.name: simulated(s) for s in CONV_STRATEGIES}
 
 
 @pytest.mark.parametrize("runner", RUNNERS.values(), ids=RUNNERS)

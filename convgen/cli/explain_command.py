@@ -139,6 +139,7 @@ def _outlook_json(outlook: Outlook) -> dict[str, Any]:
         "strategy": outlook.strategy,
         "reason": outlook.reason,
         "predicted_seconds": outlook.seconds,
+        "calibrated": outlook.is_calibrated,
         "config": outlook.plan.config.as_dict() if outlook.plan else None,
         "notes": list(outlook.plan.notes) if outlook.plan else [],
         "placements": [dataclasses.asdict(placement) for placement in outlook.plan.placements] if outlook.plan else [],

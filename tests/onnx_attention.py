@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx_adapter import _array, _data_sets, _model, onnx_tests, operator_of
+from onnx_adapter import data_sets, model_of, onnx_tests, operator_of
 
 from convgen.problem import Attention
 
@@ -56,19 +56,19 @@ class AttentionCase:
 def attention_cases() -> list[AttentionCase]:
     """Every data set of every test whose model is a single Attention."""
     tests = [test for test in onnx_tests() if operator_of(test) == "Attention"]
-    return [_case(test, number, *arrays) for test in tests for number, arrays in enumerate(_data_sets(test))]
+    return [_case(test, number, *arrays) for test in tests for number, arrays in enumerate(data_sets(test))]
 
 
 def _case(test: Any, number: int, fed: list[Any], expected: list[Any]) -> AttentionCase:
-    model = _model(test)
+    model = model_of(test)
     node = model.graph.node[0]
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    by_name = dict(zip((value.name for value in model.graph.input), map(_array, fed), strict=True))
+    by_name = dict(zip((value.name for value in model.graph.input), fed, strict=True))
     roles = ("q", "k", "v", "mask", "past_k", "past_v", "lengths")
     given = {role: by_name[name] for role, name in zip(roles, node.input, strict=False) if name}
     dtype = DTYPES[model.graph.input[0].type.tensor_type.elem_type]
     problem, inputs = problem_of(given, attributes, dtype)
-    return AttentionCase(f"{test.name}:{number}", problem, inputs, _array(expected[0]), test.rtol, test.atol)
+    return AttentionCase(f"{test.name}:{number}", problem, inputs, expected[0], test.rtol, test.atol)
 
 
 def problem_of(given: Mapping[str, Any], attributes: Mapping[str, Any], dtype: str) -> tuple[Attention, dict[str, Any]]:

@@ -233,6 +233,7 @@ __device__ __forceinline__ unsigned to_tf32(float value) {
 // Row i of matrix m is the 16 bytes at the address that lane 8 * m + i gives, 16-byte aligned; all lanes give an address
 // of shared memory, also where only the first 8 or 16 are used. Lane l receives of each matrix the elements
 // [l / 4][2 * (l % 4)] and the next in that row; with kTransposed, [2 * (l % 4)][l / 4] and the next in that column.
+// (A space behind the brace of an asm operand list: a brace and a percent sign would be a tag of the templates.)
 // An element of 8 or 32 bits is half or two of 16: transposed, it would be torn.
 
 template <bool kTransposed = false>

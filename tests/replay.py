@@ -33,6 +33,7 @@ class Recorded:
     """None for a config that failed on the card."""
     label: str
     costs: dict[Config, float] = field(default_factory=dict)
+    calibrated = True
 
     @property
     def name(self) -> str:

@@ -212,4 +212,4 @@ def test_wrong_arithmetic_is_found(right: str, wrong: str) -> None:
     for source, is_right in ((text, True), (text.replace(right, wrong), False)):
         y = np.empty(plan.outputs[0].shape, np.float32)
         build([plan], [source])[0].run(oracle.arrays, {"y": y})
-        assert oracle.judge(y, plan.numerics).ok == is_right
+        assert oracle.judge({"y": y}, plan.numerics).ok == is_right

@@ -108,14 +108,18 @@ def test_an_earlier_finished_search_answers_as_long_as_it_was_of_the_same_code(l
 
 
 @pytest.mark.parametrize("layer", ["shared", "shipped"])
-def test_a_winner_of_another_layer_answers_whatever_its_search(tmp_path: Path, layer: str) -> None:
+@pytest.mark.parametrize(("outcome", "origin"), [("finished", "tuned"), ("interrupted", "unfinished")])
+def test_a_winner_of_another_layer_answers_if_its_search_does(
+    tmp_path: Path, layer: str, outcome: str, origin: str
+) -> None:
     winner = _trial_of(LAYER, DIRECT, tile_channel=2)
-    run = a_run(task=winner.task, outcome="interrupted")
+    everything = [strategy.name for strategy in applicable(LAYER, H200)]
+    run = a_run(task=winner.task, outcome=outcome, settings={"strategies": everything})
     shared = open_database(":memory:")
     shared.merge([winner, run])
     write_lines([winner, run], tmp_path / "winners.jsonl")
     layers = Layers(None, shared) if layer == "shared" else Layers(None, None, Shipped(tmp_path))
-    assert decide(LAYER, H200, layers).origin == "tuned"
+    assert decide(LAYER, H200, layers).origin == origin
 
 
 def test_a_winner_by_older_code_that_made_the_same_program_is_as_good_as_todays(layers: Layers) -> None:

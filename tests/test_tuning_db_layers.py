@@ -283,3 +283,19 @@ def test_whether_anything_can_be_stored_is_tried(user: Database) -> None:
         assert connection.exec_driver_sql("SELECT name FROM convgen_meta").all() == [("schema_version",)]
     with _locked(user), pytest.raises(DatabaseError, match=r"locked.*nothing can be stored: make room"):
         user.check_writable()
+
+
+def test_what_ships_answers_for_the_strategies_that_were_searched(user: Database, tmp_path: Path) -> None:
+    folder = tmp_path / "ships"
+    folder.mkdir()
+    trial = a_trial(run="ours")
+    run = a_run(id="ours", outcome="finished", settings={"strategies": ["direct", "im2col"]})
+    write_lines([run, trial], folder / "winners.jsonl")
+    layers = Layers(user, None, Shipped(folder))
+    found = layers.winner(trial.task, {trial.strategy: trial.toolchain})
+    assert found is not None
+    assert found.layer == "shipped"
+    assert layers.is_searched(found, ["im2col"])
+    assert not layers.is_searched(found, ["im2col", "made_since"])
+    write_lines([trial], folder / "winners.jsonl")
+    assert Layers(user, None, Shipped(folder)).is_searched(found, ["made_since"])

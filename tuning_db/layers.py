@@ -75,14 +75,12 @@ class Layers:
         return stale
 
     def is_searched(self, found: Found, strategies: Collection[str]) -> bool:
-        """Whether a winner answers for all of these strategies: it is shared or ships, or a run that tried them all, by
-        the code that made it, was finished. One that came here without its run counts as finished."""
-        if found.layer != "user":
-            return True
+        """Whether a winner answers for all of these strategies: a run that tried them all, by the code that made it,
+        was finished. One that came to its layer without its run counts as finished."""
         runs: list[Run] = []
-        for source in (self._memory, self.user):
-            if source is not None:
-                runs += self._tried("user", source, partial(source.runs_with, found.trial)) or ()
+        for name, sources in self._layers():
+            for source in sources if name == found.layer else ():
+                runs += self._tried(name, source, partial(source.runs_with, found.trial)) or ()
         return not any(run.id == found.trial.run for run in runs) or any(_covers(run, strategies) for run in runs)
 
     def neighbours(self, task: Task) -> list[Trial]:

@@ -22,10 +22,12 @@ def records(
 ) -> Iterator[Record]:
     """All that a database holds of the tasks and trials that a condition meets, in a stable order.
 
-    `winners_only` keeps each task's winner, the untuned default of the same run, and the peers.
+    `winners_only` keeps each task's winner, the run that found it, the untuned default of that run, and the peers.
     """
     if winners_only:
         best = database.best_trials(where)
+        won = {(trial.task.identity, trial.run) for trial in best}
+        yield from (run for run in database.runs(where) if (run.task.identity, run.id) in won)
         defaults = {(t.task.identity, t.run): t for t in database.trials(where) if t.origin == "default"}
         for trial in best:
             yield trial

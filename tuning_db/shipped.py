@@ -10,7 +10,7 @@ from pathlib import Path
 from tuning_db.database import Database
 from tuning_db.lines import merge, read_lines
 from tuning_db.opening import open_database
-from tuning_db.records import Found, Record, Task, Toolchain, Trial, always
+from tuning_db.records import Found, Record, Run, Task, Toolchain, Trial, always
 
 WINNERS = Path(__file__).parent / "winners"
 
@@ -24,6 +24,7 @@ class Shipped:
         self.folder = folder
         self._lock = threading.Lock()
         self._trials: dict[Identity, list[Trial]] | None = None
+        self._runs: dict[str, Run] = {}
 
     def winner(
         self, task: Task, current: Mapping[str, Toolchain], accepts: Callable[[Trial], bool] = always
@@ -42,6 +43,11 @@ class Shipped:
         best = [min(trials, key=lambda t: t.quality) for trials in self._right().values()]
         return [trial for trial in best if _kind(trial.task) == kind]
 
+    def runs_with(self, trial: Trial) -> list[Run]:
+        """The run that found a winner, if it ships too."""
+        self._right()
+        return [self._runs[trial.run]] if trial.run in self._runs else []
+
     def records(self) -> list[Record]:
         """All that ships. Raises DatabaseError for a file that cannot be read."""
         return [record for file in self.files() for record in read_lines(file)]
@@ -57,6 +63,8 @@ class Shipped:
                 for record in self.records():
                     if isinstance(record, Trial) and record.status == "ok":
                         by_task[record.task.identity].append(record)
+                    elif isinstance(record, Run):
+                        self._runs[record.id] = record
                 self._trials = dict(by_task)
             return self._trials
 

@@ -17,7 +17,7 @@ def lower(problem: Problem, strategy: Strategy, config: Config | None, target: T
 
     Raises NotApplicableError with the strategy's reason, ConfigError with the rule the config breaks.
     """
-    reason = why_not(problem, strategy, target)
+    reason = refusal(problem, strategy, target) if config is not None else why_not(problem, strategy, target)
     if reason is not None:
         raise NotApplicableError(f"{strategy.name} does not apply: {reason}")
     chosen = strategy.default(problem, target) if config is None else config
@@ -25,11 +25,16 @@ def lower(problem: Problem, strategy: Strategy, config: Config | None, target: T
     return strategy.lower(problem, chosen, target)
 
 
-def why_not(problem: Problem, strategy: Strategy, target: Target) -> str | None:
-    """The reason a strategy does not apply, be it that not even its default fits; None if it does."""
+def refusal(problem: Problem, strategy: Strategy, target: Target) -> str | None:
+    """The reason the strategy itself gives: all there is to ask about a config that is checked anyway."""
     if not isinstance(problem, strategy.solves):
         return f"it computes no {problem.op}"
-    reason = strategy.why_not(problem, target)
+    return strategy.why_not(problem, target)
+
+
+def why_not(problem: Problem, strategy: Strategy, target: Target) -> str | None:
+    """The reason a strategy does not apply, be it that not even its default fits; None if it does."""
+    reason = refusal(problem, strategy, target)
     if reason is None:
         try:
             strategy.check(problem, strategy.default(problem, target), target)

@@ -18,7 +18,7 @@ from convgen.errors import ProblemError, UsageError
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("convgen.api.attention.has_gpu", lambda: False)
+    monkeypatch.setattr("convgen.api.calls.has_gpu", lambda: False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -192,11 +192,11 @@ def test_without_elements() -> None:
 def test_a_decode_loop_is_built_once() -> None:
     """For caches of 1 to 512 keys."""
     q, k, v = arrays((1, 2, 1, 24), (1, 2, 40, 24), (1, 2, 40, 24))
-    before = len(ATTENTION._programs)
+    before = len(ATTENTION._calls._programs)
     for keys in (1, 2, 17, 40):
         y = sdpa(q, k[:, :, :keys], v[:, :, :keys])
         np.testing.assert_allclose(y, attend(q, k[:, :, :keys], v[:, :, :keys]), rtol=1e-5, atol=1e-6)
-    assert len(ATTENTION._programs) == before + 1
+    assert len(ATTENTION._calls._programs) == before + 1
     assert "seq_kv=*~512" in DISPATCHER.decisions()
 
 

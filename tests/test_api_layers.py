@@ -17,7 +17,7 @@ from convgen.errors import ProblemError, UsageError
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("convgen.api.layer_dispatch.has_gpu", lambda: False)
+    monkeypatch.setattr("convgen.api.calls.has_gpu", lambda: False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

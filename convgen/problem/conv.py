@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
 from convgen.problem import conv_form, conv_rules, values
+from convgen.problem.batched import Batched
 from convgen.problem.dtype import Accuracy, Direction, DType, Layout, PadMode
 from convgen.problem.epilogue import DEFAULT_SLOPE, Epilogue
 from convgen.problem.size import RuntimeSize
-from convgen.problem.sizes import Sizes
 from convgen.problem.tensor import TensorSpec
-from convgen.problem.text import refusal
 from convgen.problem.window_form import layout_of, same_padding
 
 __all__ = ["Conv"]
 
 
 @dataclass(frozen=True)
-class Conv:
+class Conv(Batched):
     """A convolution (cross-correlation, as in deep learning) in 1, 2 or 3 spatial dimensions, or its transpose.
 
     y[n, k, o] = sum over c, f of x[n, c, o * stride + f * dilation - pad_lo] * w[k, c, f], within each group.
@@ -155,6 +153,11 @@ class Conv:
         return len(self.spatial)
 
     @property
+    def layout_name(self) -> str:
+        """The layout as the text form prints it: `nhwc`."""
+        return self.layout.text(self.nd)
+
+    @property
     def op(self) -> str:
         """The op's name in the text form: `conv2d`, `conv_transpose1d`, …"""
         return f"conv_transpose{self.nd}d" if self.transposed else f"conv{self.nd}d"
@@ -174,54 +177,6 @@ class Conv:
         return tuple(
             (size + p - r) // s + 1 for size, s, p, r in zip(self.spatial, self.stride, padding, reach, strict=True)
         )
-
-    # --- batch ---------------------------------------------------------------------------------------
-
-    @property
-    def is_runtime_batch(self) -> bool:
-        """Whether the batch is passed at launch."""
-        return isinstance(self.n, RuntimeSize)
-
-    @property
-    def max_batch(self) -> int | None:
-        """The largest batch there can be; None if it has no bound."""
-        return self.n.bound if isinstance(self.n, RuntimeSize) else self.n
-
-    @property
-    def typical_batch(self) -> int:
-        """The batch, or the one to tune for."""
-        return self.n.typical if isinstance(self.n, RuntimeSize) else self.n
-
-    def at(self, n: int) -> Self:
-        """The same problem with the batch fixed. Raises ProblemError for a batch outside a runtime batch's bound."""
-        limit = self.max_batch if self.is_runtime_batch else None
-        if values.size("n", n) and limit is not None and n > limit:
-            raise refusal("n", n, f"at most {limit}, the bound of the runtime batch")
-        return dataclasses.replace(self, n=n)
-
-    @property
-    def layout_name(self) -> str:
-        """See `protocol.Problem`; likewise what follows."""
-        return self.layout.text(self.nd)
-
-    @property
-    def runtime_sizes(self) -> tuple[str, ...]:
-        return ("n",) if self.is_runtime_batch else ()
-
-    @property
-    def sizes(self) -> Sizes:
-        return Sizes.of(n=self.typical_batch)
-
-    @property
-    def largest(self) -> Sizes | None:
-        return None if self.max_batch is None else Sizes.of(n=self.max_batch)
-
-    def with_sizes(self, sizes: Sizes) -> Self:
-        return self.at(sizes["n"])
-
-    def sizes_of(self, shape: Callable[[str], tuple[int, ...]]) -> Sizes:
-        first = shape(self.inputs[0].name)  # x or dy
-        return Sizes.of(n=first[0] if first else 0)
 
     # --- work ----------------------------------------------------------------------------------------
 

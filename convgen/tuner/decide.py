@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from convgen.errors import ConvgenError, NotApplicableError, ProblemError, UsageError
-from convgen.lowering import applicable, lower, why_not
+from convgen.lowering import applicable, lower, refusal, why_not
 from convgen.plan import Plan
 from convgen.problem import Problem, parse_problem
 from convgen.render import render
@@ -135,7 +135,7 @@ def stored(
     if not trusted:
         return Decision(*choice, "stale", found.trial)
     # Defaults take longer to settle than all of this, so whether they fit is asked only if it matters.
-    claiming = [s for s in strategies if _may_apply(problem, s, target)]
+    claiming = [s for s in strategies if refusal(problem, s, target) is None]
     searched = layers.is_searched(found, [s.name for s in claiming]) or layers.is_searched(
         found, [s.name for s in claiming if why_not(problem, s, target) is None]
     )
@@ -144,11 +144,6 @@ def stored(
 
 def _mark(trial: Trial) -> str:
     return f"{trial.strategy} {config_text(trial.config)}"
-
-
-def _may_apply(problem: Problem, strategy: Strategy, target: Target) -> bool:
-    """`why_not` without a look at the default, for a config that is checked itself."""
-    return isinstance(problem, strategy.solves) and strategy.why_not(problem, target) is None
 
 
 def _is_same_program(trial: Trial, plan: Plan, current: Toolchain, backend: Backend) -> bool:
@@ -163,7 +158,7 @@ def _restored(
 ) -> tuple[Strategy, Config] | None:
     """A stored config, checked as a proposal would be; None if it is not legal here, and then `refused` has why."""
     strategy = next((s for s in strategies if s.name == trial.strategy), None)
-    if strategy is None or not _may_apply(problem, strategy, target):
+    if strategy is None or refusal(problem, strategy, target) is not None:
         return None
     try:
         config = strategy.space(problem, target).config_type.from_mapping(trial.config)
@@ -196,7 +191,7 @@ def _neighbours(
 
 def _legal(strategy: Strategy, values: Mapping[str, Any], problem: Problem, target: Target) -> Config | None:
     # That a neighbour's config does not fit is no fault of the database's.
-    if not _may_apply(problem, strategy, target):
+    if refusal(problem, strategy, target) is not None:
         return None
     try:
         config = strategy.space(problem, target).config_type.from_mapping(values)

@@ -1,0 +1,117 @@
+"""From a call to the program that computes it, looked up by the call's signature: what attention and layers share."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from convgen.api import host, settings
+from convgen.api.choice import Chooser
+from convgen.api.dispatch import MAX_CALLS, target_of
+from convgen.api.operands import Operand, check_same_place
+from convgen.compiler import compile_cuda
+from convgen.errors import UsageError
+from convgen.plan import Plan
+from convgen.problem import Problem
+from convgen.render import render
+from convgen.runtime.cuda import CudaProgram, load
+from convgen.runtime.driver import is_capturing, relaxed_capture
+from convgen.runtime.sim import SimProgram
+from convgen.runtime.transfer import has_gpu
+from convgen.target import DEFAULT_TARGET, Target
+
+
+class Understood(Protocol):
+    """A call whose arguments fit each other."""
+
+    @property
+    def problem(self) -> Problem: ...
+    @property
+    def workspace_limit(self) -> int | None: ...
+
+
+Request = TypeVar("Request", bound=Understood)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[Request]):
+    """What calls of one signature need."""
+
+    wanted: Request
+    program: CudaProgram | SimProgram | None
+    """None where NumPy arrays are computed on a GPU: they are a call of another signature there."""
+
+
+class Calls(Generic[Request]):
+    """The calls of one kind, each bound when its signature is first seen. Thread-safe."""
+
+    def __init__(
+        self, chooser: Chooser, first: str, understand: Callable[[Mapping[str, Operand], Any], Request]
+    ) -> None:
+        """`first` names the array that tells device and library; `understand` makes a request of arrays and options,
+        and raises UsageError or ProblemError for what does not fit."""
+        self._chooser = chooser
+        self._first = first
+        self._understand = understand
+        self._entries: dict[Hashable, Entry[Request]] = {}
+        self._programs: dict[Hashable, CudaProgram | SimProgram] = {}
+        self._lock = threading.Lock()
+
+    def entry(self, found: Mapping[str, Operand], options: Any) -> Entry[Request]:
+        """What a call with these arrays needs. Raises UsageError, ProblemError, NotApplicableError, DeviceError."""
+        _refuse_gradient(found)
+        key = (options, settings.current(), *((name, type(o.array), o.signature(o.array)) for name, o in found.items()))
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._bind(found, options)
+            if entry.program is None or not _is_capturing(found[self._first]):
+                with self._lock:
+                    while len(self._entries) >= MAX_CALLS:
+                        self._entries.pop(next(iter(self._entries)))
+                    self._entries[key] = entry
+        return entry
+
+    def _bind(self, found: Mapping[str, Operand], options: Any) -> Entry[Request]:
+        check_same_place(tuple(found.values()))
+        wanted = self._understand(found, options)
+        first = found[self._first]
+        if first.library is None and has_gpu():
+            return Entry(wanted, None)
+        setting, problem = settings.current(), wanted.problem
+        target = Target.preset(DEFAULT_TARGET) if first.library is None else target_of(first.device)
+
+        def make(plan: Plan) -> CudaProgram | SimProgram:
+            place = (first.device, plan.problem, plan.strategy, plan.config)
+            if place not in self._programs:
+                if first.library is None:
+                    self._programs[place] = host.build_for_cpu(plan)
+                else:
+                    self._programs[place] = load(plan, compile_cuda(render(plan), target, name=f"{plan.name}.cu"))
+            program = self._programs[place]
+            if first.library is not None and isinstance(program, CudaProgram):
+                program.load_on(first.device, first.library.current_stream(first.device))
+            return program
+
+        # A first call may come while a graph is captured: it loads code and asks for the device's properties.
+        relaxed = contextlib.nullcontext() if first.library is None else relaxed_capture()
+        with self._chooser.lock(problem), relaxed:
+            if first.library is not None and setting.mode == "on_miss" and not _is_capturing(first):
+                self._chooser.tune(problem, target, first.device, setting)
+            _, program = self._chooser.choose(problem, target, setting, wanted.workspace_limit, make)
+        return Entry(wanted, program)
+
+
+def _is_capturing(first: Operand) -> bool:
+    return first.library is not None and is_capturing(first.library.current_stream(first.device))
+
+
+def _refuse_gradient(found: Mapping[str, Operand]) -> None:
+    names = [name for name, o in found.items() if getattr(o.array, "requires_grad", False)]
+    if names and sys.modules["torch"].is_grad_enabled():
+        raise UsageError(
+            f"{', '.join(names)} requires grad, but there are no backward kernels yet: call under torch.no_grad()"
+        )

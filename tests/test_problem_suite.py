@@ -15,6 +15,7 @@ from convgen.problem import (
     Attention,
     Conv,
     Direction,
+    DType,
     expand_entry,
     load_suite,
     parse_problem,
@@ -73,7 +74,7 @@ def test_lists_can_be_replaced() -> None:
     assert {conv.dtype for conv in convs} == {"bf16"}
     assert {conv.direction for conv in convs} == {"fprop", "dgrad", "wgrad"}
     attentions = [entry.problem for entry in entries if isinstance(entry.problem, Attention)]
-    assert {attention.dtype for attention in attentions} == {"fp16", "bf16"}
+    assert {attention.dtype for attention in attentions} == {"bf16"}
 
 
 def test_a_scale_that_is_stated_in_prose() -> None:
@@ -177,3 +178,11 @@ def test_entries_of_every_kind_keep_all_of_their_keys(text: str) -> None:
     [entry] = expand_entry(problem.to_json() | {"id": "one", "notes": "carried along"})
     assert entry.problem == problem
     assert entry.extras == {"id": "one", "notes": "carried along"}
+
+
+def test_given_dtypes_replace_those_of_every_problem_and_directions_those_of_convolutions() -> None:
+    attention = load_suite("attention_bench", dtypes=["bf16"], passes=["dgrad"], layouts=["nhwc"])
+    assert {entry.problem.dtype for entry in attention} == {DType.BF16}
+    assert {entry.problem.direction for entry in attention} == {Direction.FPROP, Direction.BPROP}
+    convolutions = load_suite("conv_bench", dtypes=["bf16"], passes=["dgrad"])
+    assert {(entry.problem.dtype, entry.problem.direction) for entry in convolutions} == {(DType.BF16, Direction.DGRAD)}

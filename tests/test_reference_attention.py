@@ -102,7 +102,8 @@ def online(problem: Attention, inputs: Mapping[str, Any], block: int, weights: D
         for d in range(problem.head_dim):
             scores += q[:, d, None] * k[:, d]
         scores *= single(problem.scale) * log2e
-        rows = oracle._scores(problem, inputs, (b, h, np.arange(q.shape[0])), np)  # who sees whom, no arithmetic
+        place = (b, np.full(len(q), h), np.arange(len(q)))
+        rows = oracle._scores(problem, inputs, place, np)  # who sees whom, no arithmetic
         scores = np.where(rows.values == -np.inf, single(-np.inf), scores)
         most, total = np.full(q.shape[0], single(-np.inf)), np.zeros(q.shape[0], single)
         acc = np.zeros((q.shape[0], problem.head_dim_v), single)

@@ -48,11 +48,13 @@ def load_suite(
 ) -> tuple[SuiteEntry, ...]:
     """Load a suite: a file's path, or the name of one that ships, with or without `.json`.
 
-    Given `dtypes`, `passes` or `layouts` replace those of every convolution. Raises UsageError if there is no such
-    suite or it cannot be read, ProblemError that names the entry for one that means nothing.
+    Given `dtypes` replace those of every problem; `passes` and `layouts` those of every convolution, since other
+    problems have words of their own for these. Raises UsageError if there is no such suite or it cannot be read,
+    ProblemError that names the entry for one that means nothing.
     """
     given = {"dtypes": list(dtypes), "passes": list(passes), "layouts": list(layouts)}
     replaced = {key: value for key, value in given.items() if value}
+    replaced_dtypes = {key: value for key, value in replaced.items() if key == "dtypes"}
     source = shorten(str(name))
     entries = load_json(_read(name), source)
     if not isinstance(entries, list):
@@ -62,7 +64,7 @@ def load_suite(
         if not isinstance(entry, dict):
             raise refusal(f"entry {position}", entry, "an object")
         try:
-            expanded += expand_entry(entry | replaced if is_convolution(entry) else entry)
+            expanded += expand_entry(entry | (replaced if is_convolution(entry) else {}) | replaced_dtypes)
         except ProblemError as error:
             place = f"{source}, entry {shorten(entry.get('id', position))}: {error.key}"
             raise ProblemError(place, error.value, error.expected) from None

@@ -31,6 +31,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy
 
@@ -167,10 +168,14 @@ def problem_of(problem: Attention, inputs: Mapping[str, Array]) -> Attention:
 
 # --- rows ----------------------------------------------------------------------------------------------------------
 
+_Place: TypeAlias = tuple[int, Array, Array]
+"""A batch element, and the head and the query of each of some rows. The heads of a place share one head of k and v."""
+
 
 @dataclass(frozen=True)
 class _Scores:
-    """Scores of some queries of one batch element and head with every key, (queries, keys), and how they came about."""
+    """Scores of some queries of one batch element with every key of their head, (queries, keys), and how they came
+    about."""
 
     values: Array
     """-inf where a key is not seen."""
@@ -184,8 +189,8 @@ class _Scores:
 class _Rows:
     """Those rows after the softmax. Arrays are (queries,), or (queries, keys) where they say so."""
 
-    place: tuple[int, int, Indices]
-    """Batch element, head, queries."""
+    place: _Place
+    """Batch element, and each row's head and query."""
     scores: _Scores
     values: Array
     """v, (keys, D_v)."""
@@ -208,11 +213,17 @@ class _Rows:
 
 
 def _every_row(problem: Attention, inputs: Mapping[str, Array], xp: Module) -> Iterator[_Rows]:
-    batch, queries, keys = problem.typical_sizes
-    for index in range(batch * problem.heads_q):
-        for piece in pieces(queries, 100 * max(keys, 1)):
-            chosen = numpy.arange(piece.start, piece.stop)
-            yield _rows_of(problem, inputs, (*divmod(index, problem.heads_q), chosen), xp)
+    batch, queries, _ = problem.typical_sizes
+    share = problem.heads_q // problem.heads_kv
+    for index in range(batch * problem.heads_kv):
+        element, head_kv = divmod(index, problem.heads_kv)
+        for piece in _pieces(problem, share * queries):
+            head, query = numpy.divmod(numpy.arange(piece.start, piece.stop), queries)
+            yield _rows_of(problem, inputs, (element, xp.asarray(head_kv * share + head), xp.asarray(query)), xp)
+
+
+def _pieces(problem: Attention, rows: int) -> Iterator[slice]:
+    return pieces(rows, 100 * max(problem.typical_sizes[2], 1))
 
 
 def _at(
@@ -223,15 +234,19 @@ def _at(
     xp: Module,
 ) -> dict[str, Array]:
     """What `values` gives of o (queries, D_v) and lse (queries,), at flat indices of each."""
+    queries = problem.typical_sizes[1]
+    share = problem.heads_q // problem.heads_kv
     found: dict[str, Array] = {}
     for name, flat in indices.items():
         found[name] = xp.zeros(flat.size)
         batch, head, query, *column = numpy.unravel_index(flat, problem.tensor(name).shape)
-        for group in numpy.unique(batch * problem.heads_q + head):
-            members = numpy.flatnonzero(batch * problem.heads_q + head == group)
-            chosen, row = numpy.unique(query[members], return_inverse=True)
-            for piece in pieces(chosen.size, 100 * max(problem.typical_sizes[2], 1)):
-                rows = _rows_of(problem, inputs, (*divmod(int(group), problem.heads_q), chosen[piece]), xp)
+        places = batch * problem.heads_kv + head // share
+        for place in numpy.unique(places):
+            members = numpy.flatnonzero(places == place)
+            chosen, row = numpy.unique(head[members] * queries + query[members], return_inverse=True)
+            for piece in _pieces(problem, chosen.size):
+                heads, rows_queries = map(xp.asarray, numpy.divmod(chosen[piece], queries))
+                rows = _rows_of(problem, inputs, (int(place) // problem.heads_kv, heads, rows_queries), xp)
                 here = (row >= piece.start) & (row < piece.stop)
                 at = (row[here] - piece.start, *(axis[members[here]] for axis in column))
                 found[name][xp.asarray(members[here])] = values(rows)[name == "lse"][tuple(map(xp.asarray, at))]
@@ -239,40 +254,43 @@ def _at(
 
 
 @quiet
-def _rows_of(problem: Attention, inputs: Mapping[str, Array], place: tuple[int, int, Indices], xp: Module) -> _Rows:
-    batch, head, _ = place
+def _rows_of(problem: Attention, inputs: Mapping[str, Array], place: _Place, xp: Module) -> _Rows:
+    batch, heads, _ = place
     scores = _scores(problem, inputs, place, xp)
     largest = _largest(scores.values, 1, -xp.inf, xp)
     empty = largest == -xp.inf
-    sink = xp.where(empty, -xp.inf, inputs["sink"][head] if problem.sink else -xp.inf)
+    sink = xp.where(empty, -xp.inf, xp.asarray(inputs["sink"])[heads] if problem.sink else -xp.inf)
     largest = xp.where(empty, 0.0, xp.maximum(largest, sink))
     exponentials, share = xp.exp(scores.values - largest[:, None]), xp.exp(sink - largest)
     sums = exponentials.sum(axis=1) + share
     divisor = xp.where(empty, 1.0, sums)
-    v = xp.asarray(inputs["v"], dtype=xp.float64)[batch, head * problem.heads_kv // problem.heads_q]
+    v = xp.asarray(inputs["v"], dtype=xp.float64)[batch, _head_kv(problem, heads)]
     return _Rows(place, scores, v, largest, exponentials / divisor[:, None], sink, share / divisor, sums)
 
 
-def _scores(problem: Attention, inputs: Mapping[str, Array], place: tuple[int, int, Indices], xp: Module) -> _Scores:
-    batch, head, queries = place
-    q = xp.asarray(inputs["q"][batch, head][xp.asarray(queries)], dtype=xp.float64)
-    k = xp.asarray(inputs["k"][batch, head * problem.heads_kv // problem.heads_q], dtype=xp.float64)
+def _head_kv(problem: Attention, heads: Array) -> int:
+    return int(heads[0]) * problem.heads_kv // problem.heads_q
+
+
+def _scores(problem: Attention, inputs: Mapping[str, Array], place: _Place, xp: Module) -> _Scores:
+    batch, heads, queries = place
+    q = xp.asarray(inputs["q"][batch][heads, queries], dtype=xp.float64)
+    k = xp.asarray(inputs["k"][batch, _head_kv(problem, heads)], dtype=xp.float64)
     scores, magnitude = problem.scale * (q @ k.T), abs(problem.scale) * (xp.abs(q) @ xp.abs(k).T)
     rounded = xp.zeros_like(scores)
     if problem.softcap:
         scores = problem.softcap * xp.tanh(scores / problem.softcap)
     if problem.bias is not Bias.NONE:
-        added = _of_pairs(inputs["bias"], problem.bias, place, xp)
+        added = _of_pairs(inputs["bias"], problem.bias, place)
         scores = scores + added
         rounded += xp.where(xp.isfinite(added), abs(scores) + abs(added), 0.0)
-    distance, seen = _geometry(problem, queries)
+    distance, visible = _geometry(problem, queries, xp)
     if problem.alibi:
-        added = -float(inputs["alibi"][head]) * abs(xp.asarray(distance))
+        added = -xp.asarray(inputs["alibi"])[heads][:, None] * abs(distance)
         scores = scores + added
         rounded += xp.where(xp.isfinite(scores), abs(scores), 0.0) + 2 * abs(added)
-    visible = xp.asarray(seen)
     if problem.mask is not Mask.NONE:
-        visible = visible & (_of_pairs(inputs["mask"], problem.mask, place, xp) != 0)
+        visible = visible & (_of_pairs(inputs["mask"], problem.mask, place) != 0)
     return _Scores(xp.where(visible, scores, -xp.inf), magnitude, rounded)
 
 
@@ -283,13 +301,13 @@ def _largest(values: Array, axis: int, least: float, xp: Module) -> Array:
     return xp.maximum(values.max(axis=axis), least)
 
 
-def _geometry(problem: Attention, queries: Indices) -> tuple[Indices, Array]:
+def _geometry(problem: Attention, queries: Array, xp: Module) -> tuple[Array, Array]:
     """How far each key lies behind the diagonal of each query, and whether the window lets it see the key."""
     _, all_queries, keys = problem.typical_sizes
     offset = keys - all_queries if problem.align is Align.BOTTOM_RIGHT else 0
-    distance = numpy.arange(keys)[None] - (queries[:, None] + offset)
+    distance = xp.arange(keys)[None] - (queries[:, None] + offset)
     left, right = problem.window
-    seen = numpy.ones(distance.shape, dtype=bool)
+    seen = xp.ones(distance.shape, dtype=bool)
     if left is not None:
         seen &= distance >= -left
     if right is not None:
@@ -297,20 +315,19 @@ def _geometry(problem: Attention, queries: Indices) -> tuple[Indices, Array]:
     return distance, seen
 
 
-def _of_pairs(array: Array, kind: Mask | Bias, place: tuple[int, int, Indices], xp: Module) -> Array:
-    """A mask's or bias' rows of these queries, (queries or 1, keys)."""
-    batch, head, queries = place
-    rows = xp.asarray(queries)
+def _of_pairs(array: Array, kind: Mask | Bias, place: _Place) -> Array:
+    """A mask's or bias' rows of these heads and queries, (rows or 1, keys)."""
+    batch, heads, queries = place
     match kind.value:
         case "key":
             return array[batch][None]
         case "pair":
-            return array[rows]
+            return array[queries]
         case "batch":
-            return array[batch][rows]
+            return array[batch][queries]
         case "head":
-            return array[head][rows]
-    return array[batch, head][rows]
+            return array[heads, queries]
+    return array[batch][heads, queries]
 
 
 # --- the bound -----------------------------------------------------------------------------------------------------

@@ -51,6 +51,20 @@ def fixed(problem: Problem) -> Problem:
 
 
 @dataclass(frozen=True)
+class _Sample:
+    """What is right at flat `indices` of each output, and the bounds there for each kind of arithmetic asked about."""
+
+    indices: Mapping[str, Any]
+    expected: Mapping[str, Any]
+    limits: dict[Numerics, Mapping[str, Any]] = field(default_factory=dict)
+
+    def is_at(self, indices: Mapping[str, Any]) -> bool:
+        return self.indices.keys() == indices.keys() and all(
+            numpy.array_equal(self.indices[name], some) for name, some in indices.items()
+        )
+
+
+@dataclass(frozen=True)
 class Oracle:
     """Inputs of a problem (its sizes fixed) as float64 arrays of `xp`, and what is right for them."""
 
@@ -59,6 +73,8 @@ class Oracle:
     kind: InputKind
     xp: Any = numpy
     _limits: dict[Numerics, Mapping[str, Any]] = field(default_factory=dict, repr=False, compare=False)
+    _samples: list[_Sample] = field(default_factory=list, repr=False, compare=False)
+    """The latest one: a tuner's candidates are all judged at the same places."""
 
     def held_to(self, numerics: Numerics) -> Numerics:
         """The arithmetic that a plan's kernels are held to."""
@@ -92,16 +108,14 @@ class Oracle:
 
     def judge_sampled(self, got: Mapping[str, Any], numerics: Numerics, indices: Mapping[str, Any]) -> Comparison:
         """The same for flat `indices`, without computing the rest: for outputs that are large."""
-        expected = self._definition.reference_at(self.problem, self.values, indices, self.xp)
-        limits = self._definition.bound_at(
-            self.problem, self.values, expected, self.held_to(numerics), indices, self.xp
-        )
+        sample = self._sample(indices)
+        limits = self._sample_limits(sample, numerics)
         return joined(
             [
                 compare(
                     spec,
                     got[spec.name].ravel()[self.xp.asarray(indices[spec.name])],
-                    expected[spec.name],
+                    sample.expected[spec.name],
                     limits[spec.name],
                     self.xp,
                     indices[spec.name],
@@ -118,6 +132,19 @@ class Oracle:
     @property
     def _definition(self) -> Definition:
         return definition_of(self.problem)
+
+    def _sample(self, indices: Mapping[str, Any]) -> _Sample:
+        if not self._samples or not self._samples[0].is_at(indices):
+            expected = self._definition.reference_at(self.problem, self.values, indices, self.xp)
+            self._samples[:] = [_Sample(indices, expected)]
+        return self._samples[0]
+
+    def _sample_limits(self, sample: _Sample, numerics: Numerics) -> Mapping[str, Any]:
+        if numerics not in sample.limits:
+            sample.limits[numerics] = self._definition.bound_at(
+                self.problem, self.values, sample.expected, self.held_to(numerics), sample.indices, self.xp
+            )
+        return sample.limits[numerics]
 
     def _limit(self, numerics: Numerics) -> Mapping[str, Any]:
         """The bound of each. Computed once for a kind of arithmetic."""

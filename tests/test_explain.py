@@ -34,7 +34,6 @@ def test_explain_lists_every_strategy_with_a_time_or_a_reason(capsys: pytest.Cap
     assert {s["strategy"] for s in found["strategies"]} == {s.name for s in strategies_of(CONV)}
     ranks = [(not s["calibrated"], s["predicted_seconds"]) for s in found["strategies"] if s["reason"] is None]
     assert ranks == sorted(ranks)
-    assert {calibrated for calibrated, _ in ranks} == {False, True}
     assert all(s["predicted_seconds"] is None and s["config"] is None for s in found["strategies"] if s["reason"])
     _, out, _ = run(capsys, "explain", *SMALL, "direction=wgrad", *H200)
     for strategy in strategies_of(CONV):

@@ -35,7 +35,7 @@ class Fft:
     name = "fft"
     template = "conv/fft.cu.j2"
     summary = "overlapping tiles transformed, multiplied by the filter's spectrum and transformed back in one kernel"
-    calibrated = False
+    calibrated = True
 
     def why_not(self, problem: Conv, target: Target) -> str | None:
         reason = common.not_covered(problem)

@@ -15,17 +15,17 @@ from convgen.target import Target
 FLOPS_AN_INSTRUCTION = 1.25
 """Of a transform: mostly additions, and products of which every other operation is fused."""
 
-THREAD, ITEM, MOVE, PIXEL, RESULT = 60, 24, 1.2, 5.0, 7.0
+THREAD, ITEM, MOVE, PIXEL, RESULT = 40, 12.8, 0.65, 2.7, 4.8
 """Instructions of a thread, of a transform (where its points lie), of a point moved to or from shared memory, of a
 pixel (whether it exists) and of a result."""
 
-PRODUCT, TAP = 5, 15
+PRODUCT, TAP = 3.3, 37
 """Of a complex product with its factor's load, and of a position of the filter's tile (which tap it holds)."""
 
-PASS_WAIT, LOAD_WAIT = 250, 900
+PASS_WAIT, LOAD_WAIT = 86, 1578
 """Cycles that a thread waits in each pass for shared memory and the barrier, and for pixels or a spectrum."""
 
-POINT_WAVEFRONTS = 2.0
+POINT_WAVEFRONTS = 2.8
 """Banks' turns that a warp's access of 8 bytes a lane takes."""
 
 KEPT = 0.5

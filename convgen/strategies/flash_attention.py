@@ -43,7 +43,7 @@ class FlashAttention:
 
     name = "flash_attention"
     summary = "online softmax over blocks of keys: scores stay in registers, products on tensor cores for fp16 and bf16"
-    calibrated = False
+    calibrated = True
     solves = Attention
     template = "attention/flash_attention.cu.j2"
 

@@ -14,16 +14,16 @@ from convgen.strategies.cost_model import LAUNCH_SECONDS, Work, kernel_seconds
 from convgen.strategies.flash_tiling import FlashAttentionConfig
 from convgen.target import Target
 
-MMA_SYNC = 0.62
+MMA_SYNC = 0.35
 """Of the rate of tensor cores on a GPU whose full rate needs wgmma."""
 
-THREAD, STEP, COPY = 250, 60, 6
+THREAD, STEP, COPY = 957, 115, 5.6
 """Instructions of a thread, of a step over keys, of a copy of 16 bytes to shared memory."""
 
-SCORE, EXPONENT_CYCLES = 5.5, 8
+SCORE, EXPONENT_CYCLES = 5.1, 6.4
 """Instructions of a score on its way to a weight, and cycles of its exponential."""
 
-STEP_WAIT, BUFFERED_WAIT = 500, 150
+STEP_WAIT, BUFFERED_WAIT = 535, 215
 """Cycles that a step waits for its tiles, with one buffer for them and with more."""
 
 

@@ -52,7 +52,7 @@ class Winograd:
     name = "winograd"
     template = "conv/winograd.cu.j2"
     summary = "Winograd's transforms of 3-tap filters around one matrix product a component, fused or in three kernels"
-    calibrated = False
+    calibrated = True
 
     def why_not(self, problem: Conv, target: Target) -> str | None:
         reason = common.not_covered(problem)

@@ -11,21 +11,21 @@ from convgen.strategies.winograd_tiling import Tiling
 from convgen.strategies.winograd_transform import program
 from convgen.target import Target
 
-THREAD, STEP, FRAGMENT, PACK = 100, 12, 1.5, 4
+THREAD, STEP, FRAGMENT, PACK = 84, 11.9, 2.3, 3
 """Instructions of a thread, of a step, of a read of operands from shared memory, and of a pack on its way there."""
 
-PIXEL, STORE = 4, 2
+PIXEL, STORE = 15.3, 7.2
 """Instructions of a pixel that a transform reads, and of an element it writes."""
 
-STEP_WAIT = 210
+STEP_WAIT = 134
 """Cycles that a step waits for the next stage."""
 
-MMA_FRACTION = 0.55
+MMA_FRACTION = 0.6
 """Of the tensor cores' rate, what mma.sync attains."""
-SPLIT = 1
+SPLIT = 3.1
 """Instructions that split a factor, for each of its products."""
 
-REGISTERS = 6
+REGISTERS = 6.1
 """Of a thread, beside what the tiling counts."""
 
 KEPT = 0.5

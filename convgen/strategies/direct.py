@@ -189,7 +189,7 @@ class Direct:
 
     def _main(self, problem: Conv, g: Gather, c: DirectConfig) -> Launch:
         parts = c.split_q * c.split_taps
-        stored = (partial_sums.STORED,) if parts > 1 else (*operands.epilogue(problem), operands.y(g))
+        stored = (partial_sums.stored(g),) if parts > 1 else (*operands.epilogue(problem), operands.y(g))
         taken = (_input(g, c), *operands.placed_filter(g, c.filter), *stored, *operands.runtime_batch(g))
         shared = tiling.shared_bytes(g, c) if c.filter == "shared" else 0
         grid = (tiling.grid_x(g, c), parts, 1)

@@ -163,8 +163,9 @@ class ImplicitGemm:
         g = _product(problem)
         columns = g.batch_size * tiling.phase_out(g)
         products = 3 if problem.dtype is DType.FP32 else 1
-        block_m = min(max(common.power_of_two_at_least(g.m), 16), 64)
-        block_n = min(max(common.power_of_two_at_least(columns), 32), 64)
+        least = 2 if g.x.dtype.itemsize == 1 else 1  # bytes that are fetched one by one need more threads
+        block_m = min(max(common.power_of_two_at_least(g.m), least * 16), 64)
+        block_n = min(max(common.power_of_two_at_least(columns), least * 32), 64)
         block_k = 2 * tiling.STEP_BYTES // g.x.dtype.itemsize
         return ImplicitGemmConfig(block_m, block_n, block_k, min(block_m // 16, 2), block_n // 16, 2, 1, 1, products)
 

@@ -288,11 +288,13 @@ def registers(g: Gather, c: ImplicitGemmConfig) -> int:
     item, x, w = g.x.dtype.itemsize, x_access(g), w_access(g)
     places = (rounds(c.block_n, x, c) * (2 + len(g.axes)) if x.along_terms else 4) + 2 * rounds(c.block_m, w, c)
     others = 36
-    for extent, access in ((c.block_n, x), (c.block_m, w)):
+    for extent, access, is_run in ((c.block_n, x, x.along_terms), (c.block_m, w, filter_step(g) == 1)):
         if access.loaded * item < LEAST_ASYNC:
             others += rounds(extent, access, c) * access.pieces  # on their way
         if not access.along_terms:  # a term to find for each load, elements of 32 bits to read one by one
-            others += rounds(extent, access, c) * access.pieces // 2 + (12 if item == 4 else 0)
+            others += rounds(extent, access, c) // 2 + (12 if item == 4 else 0)
+        if access.pieces > 1 and not is_run:  # an address each, and whether it exists
+            others += 3 * rounds(extent, access, c) * access.pieces
     return sums + fragments + places + others
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from convgen.gather import Gather
-from convgen.plan import Extent, Placement, batch_extent, extent_at
+from convgen.plan import Extent, Numerics, Placement, batch_extent, extent_at
 from convgen.problem import Activation, Conv, DType, PadMode, Problem
 from convgen.space import Config
 from convgen.strategies import operands
@@ -17,6 +17,9 @@ SIMT_DTYPES = (DType.FP32, DType.TF32, DType.FP16, DType.BF16)
 
 INTEGER_DTYPES = (DType.INT8, DType.UINT8)
 """Operands whose products are summed in int32."""
+
+EXACT = Numerics(steps=1)
+"""Of sums of integers: they are exact, and rounded once where fp32 takes them."""
 
 MAX_COORDINATE = (1 << 31) - 1
 
@@ -98,6 +101,11 @@ def kernel_name(problem: Conv, strategy: str, config: Config, part: str = "") ->
 def type_headers(*ctypes: str) -> list[str]:
     """The device headers of float and of these types, each once; integers need none."""
     return [_HEADERS[ctype] for ctype in dict.fromkeys(("float", *ctypes)) if ctype in _HEADERS]
+
+
+def filter_type(g: Gather) -> str:
+    """What a kernel calls the type of w: that of x, but where integers of one are signed and of the other not."""
+    return "in_t" if g.w.dtype is g.x.dtype else g.w.dtype.ctype
 
 
 def activation_name(activation: Activation) -> str:

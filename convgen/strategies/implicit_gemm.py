@@ -213,7 +213,7 @@ class ImplicitGemm:
             "numerics": _numerics_text(problem, c),
             "mma_type": _MMA_TYPES[g.x.dtype if problem.dtype.is_integer else problem.dtype],
             "bytes": g.x.dtype.itemsize == 1,
-            "w_t": "in_t" if g.w.dtype is g.x.dtype else g.w.dtype.ctype,
+            "w_t": common.filter_type(g),
             "products": c.products,
             "q_fastest": matrix_form.q_fastest(g),
             "batch_fastest": matrix_form.batch_fastest(g),
@@ -281,8 +281,8 @@ def _alignment(g: Gather, c: ImplicitGemmConfig) -> dict[str, int]:
 
 
 def _numerics(problem: Conv, g: Gather, c: ImplicitGemmConfig) -> Numerics:
-    if problem.dtype.is_integer:  # sums are exact, and rounded once if fp32 takes them
-        return Numerics(steps=1)
+    if problem.dtype.is_integer:
+        return common.EXACT
     eps_in = tiling.eps_in(problem.dtype, c)
     if g.q is None:  # the sums' length is known at run time only: the direct kernel's class, which a strict one is in
         return Numerics(eps_in=eps_in)

@@ -112,7 +112,7 @@ def bound(
     error = model.growth * (2 * model.eps_in + model.steps * model.eps_acc) * total
     if model.eps_acc:
         error = error + model.steps * FORMATS[DType.FP32].smallest_subnormal
-    if not problem.epilogue.is_identity or problem.accumulate:
+    if not problem.epilogue.is_identity or (problem.accumulate and not problem.out_dtype.is_integer):
         value = accumulator(problem, inputs, xp, indices)
         error = xp.where(xp.isfinite(value), error, 0.0)
         for stage in finishing(problem, value, inputs, xp, indices):

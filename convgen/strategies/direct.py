@@ -1,7 +1,7 @@
 """Direct convolution: a thread keeps a few results in registers and gathers their inputs from global memory.
 
-Covers every valid Conv of fp32, tf32, fp16, bf16 and 8-bit integers, so that something always applies. Its simplest config (every
-tile 1, filter in global memory) is the textbook kernel: one thread, one output.
+Covers every valid Conv of fp32, tf32, fp16, bf16 and 8-bit integers, so that something always applies. Its simplest
+config (every tile 1, filter in global memory) is the textbook kernel: one thread, one output.
 """
 
 from __future__ import annotations

@@ -302,12 +302,13 @@ def _numerics_text(problem: Conv, c: ImplicitGemmConfig) -> str:
 
 
 def _placements(g: Gather, c: ImplicitGemmConfig) -> tuple[Placement, ...]:
+    sums = "int32" if g.x.dtype.is_integer else "fp32"
     return (
         Placement(g.x.name, "L1/L2", g.x.nbytes, "read once a tap and row of tiles; neighbouring patches meet in L2"),
         Placement(g.w.name, "L1/L2", g.w.nbytes, "every block of a row of tiles reads the same part"),
         Placement("tiles", "shared", tiling.shared_bytes(g, c),
                   f"{c.stages} stages of both operands: one is multiplied while the others are on their way"),
-        Placement("sums", "registers", 4 * c.warp_m * c.warp_n // 32, f"{'int32' if g.x.dtype.is_integer else 'fp32'}, in a warp's mma fragments"),
+        Placement("sums", "registers", 4 * c.warp_m * c.warp_n // 32, f"{sums}, in a warp's mma fragments"),
     )  # fmt: skip
 
 

@@ -176,9 +176,9 @@ def dense_pack(count: int, contiguous_stride: int, other_strides: tuple[int, ...
     return contiguous_stride == 1 and all(stride % count == 0 for stride in other_strides)
 
 
-def sums_placement(results: int) -> Placement:
+def sums_placement(results: int, dtype: str = "fp32") -> Placement:
     """Where the sums of a thread's results live."""
-    return Placement("sums", "registers", 4 * results, "one fp32 a result, written once")
+    return Placement("sums", "registers", 4 * results, f"one {dtype} a result, written once")
 
 
 def largest(values: tuple[int, ...], fits: Callable[[int], bool]) -> int:

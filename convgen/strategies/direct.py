@@ -269,7 +269,7 @@ def _placements(g: Gather, c: DirectConfig) -> tuple[Placement, ...]:
     return (
         Placement(g.x.name, "texture" if c.input == "texture" else "L1/L2", g.x.nbytes, inputs[c.input]),
         Placement(g.w.name, "L1/L2" if c.filter == "global" else c.filter, g.w.nbytes, homes[c.filter]),
-        common.sums_placement(c.tile_channel * c.tile_position),
+        common.sums_placement(c.tile_channel * c.tile_position, "int32" if g.x.dtype.is_integer else "fp32"),
     )
 
 

@@ -19,7 +19,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from generators import random_convs
+from generators import integer_convs, random_convs
 
 from convgen.errors import ConfigError
 from convgen.lowering import lower
@@ -102,6 +102,7 @@ class StrategyConformance:
 
     strategy: ClassVar[Strategy]
     golden_problem: ClassVar[str] = GOLDEN_PROBLEM
+    refused_dtypes: ClassVar[tuple[DType, ...]] = (DType.INT8, DType.UINT8, DType.FP8)
 
     def applies(self, problem: Conv) -> bool:
         return self.strategy.why_not(problem, TARGET) is None
@@ -169,7 +170,7 @@ class StrategyConformance:
 
     def test_types_without_a_kernel_are_refused(self) -> None:
         problem = Conv.parse(self.golden_problem.replace("epilogue=bias+relu", ""))
-        for dtype in (DType.INT8, DType.UINT8, DType.FP8):
+        for dtype in self.refused_dtypes:
             reason = self.strategy.why_not(
                 dataclasses.replace(problem, dtype=dtype, out_dtype=dtype.default_output), TARGET
             )
@@ -202,3 +203,32 @@ class StrategyConformance:
         results = list(verify_cases([Case(problem, self.strategy) for problem in problems], settings))
         bad = [f"{r.problem} [{r.config}]: {r.status} {r.reason}" for r in results if r.status != "ok"]
         assert not bad, "\n".join(bad)
+
+
+class IntegerConformance(StrategyConformance):
+    """Of a strategy that sums 8-bit integers in int32 too."""
+
+    refused_dtypes = (DType.FP8,)
+
+    def test_sums_of_integers_are_exact(self, request: pytest.FixtureRequest) -> None:
+        rng = random.Random(8)
+        cases = []
+        for problem in self.suited(integer_convs(8, request.config.getoption("--draws"), 20_000)):
+            configs = {self.strategy.default(problem, TARGET), legal_config(self.strategy, problem, rng)}
+            cases += [Case(problem, self.strategy, config) for config in configs if config is not None]
+        results = list(verify_cases(cases, Settings(TARGET, check="sanitize")))
+        bad = [f"{r.problem} [{r.config}]: {r.status} {r.reason}" for r in results if r.status != "ok"]
+        assert not bad, "\n".join(bad)
+        exact = [r.bound for r in results if r.problem.out_dtype is DType.INT32]
+        assert {bound for bound in exact if bound is not None} == {0.0}
+
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [
+            ("out_dtype=int8", "out_dtype=int8 has no kernel yet; sums of integers are stored as int32, fp32"),
+            ("epilogue=bias+relu", "epilogue=bias+relu is computed in fp32, which does not hold every int32"),
+        ],
+    )
+    def test_integers_are_stored_as_int32_or_as_floats(self, text: str, reason: str) -> None:
+        problem = "conv2d n=1 c=8 in=5 k=8 filter=3 dtype=int8"
+        require_reason(self.strategy, f"{problem} {text}", reason)

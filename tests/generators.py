@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator
 
 from hypothesis import strategies as st
 
-from convgen.problem import Activation, Conv, DType, Layout, PadMode
+from convgen.problem import Activation, Conv, DType, Epilogue, Layout, PadMode
 
 FLOATS = (DType.FP32, DType.TF32, DType.FP16, DType.BF16)
+FLOATS_STORED = (DType.FP32, DType.FP16, DType.BF16)
 
 
 def valid_convs(max_macs: int = 100_000) -> st.SearchStrategy[Conv]:
@@ -25,6 +27,16 @@ def random_convs(seed: int, count: int, max_macs: int = 100_000) -> Iterator[Con
     rng = random.Random(seed)
     for _ in range(count):
         yield random_conv(rng, max_macs)
+
+
+def integer_convs(seed: int, count: int, max_macs: int = 100_000) -> Iterator[Conv]:
+    """The same of 8-bit integers; an epilogue is for outputs of floating-point numbers."""
+    rng = random.Random(seed)
+    for conv in random_convs(seed, count, max_macs):
+        output = rng.choice((DType.INT32, DType.INT32, DType.INT32, *FLOATS_STORED))
+        epilogue = Epilogue() if output is DType.INT32 else conv.epilogue
+        dtype = rng.choice((DType.INT8, DType.UINT8))
+        yield dataclasses.replace(conv, dtype=dtype, out_dtype=output, epilogue=epilogue)
 
 
 def random_conv(rng: random.Random, max_macs: int) -> Conv:
@@ -59,7 +71,7 @@ def _draw(rng: random.Random, ceiling: int) -> Conv:
         groups=groups,
         output_padding=extra,
         dtype=dtype,
-        out_dtype=rng.choice((DType.FP32, DType.FP16, DType.BF16)) if _chance(rng, 0.1) else None,
+        out_dtype=rng.choice(FLOATS_STORED) if _chance(rng, 0.1) else None,
         layout=rng.choice(list(Layout)),
         direction=direction,
         epilogue=_epilogue(rng) if direction == "fprop" else "none",

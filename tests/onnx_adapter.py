@@ -1,4 +1,4 @@
-"""ONNX's own backend tests of Conv and ConvTranspose, as problems."""
+"""ONNX's own backend tests of Conv, ConvTranspose and ConvInteger, as problems."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from convgen.problem import Conv
 Runner = Callable[[Conv, Mapping[str, Any]], Any]
 """Computes a problem's output (logical order) from its inputs by name."""
 
-OPS = ("Conv", "ConvTranspose")
+OPS = ("Conv", "ConvTranspose", "ConvInteger")
 
 OUT_OF_SCOPE = {
-    "ConvInteger": "its zero points are operands that a Conv does not have",
     "QLinearConv": "its scales and zero points are operands that a Conv does not have",
     "DeformConv": "it reads at positions that are data",
     "CausalConvWithState": "a state is its second input and output",
@@ -42,12 +41,19 @@ class OnnxCase:
     rtol: float
     atol: float
 
+    def operands(self) -> dict[str, Any]:
+        """What the problem takes, by name."""
+        if self.node.op_type == "ConvInteger":
+            return integer_operands(*self.inputs)
+        return dict(zip(("x", "w", "bias"), self.inputs, strict=False))
+
     def problem(self) -> Conv:
-        return problem_of(self.node, [array.shape for array in self.inputs])
+        operands = self.operands()
+        return problem_of(self.node, [array.shape for array in operands.values()], str(operands["x"].dtype))
 
     def run(self, runner: Runner) -> Any:
         """The output that `runner` computes."""
-        return runner(self.problem(), dict(zip(("x", "w", "bias"), self.inputs, strict=False)))
+        return runner(self.problem(), self.operands())
 
 
 @functools.cache
@@ -66,12 +72,29 @@ def operator_of(test: TestCase) -> str | None:
 
 
 def conv_cases() -> list[OnnxCase]:
-    """Every data set of every test whose model is a single Conv or ConvTranspose."""
+    """Every data set of every test whose model is a single node of `OPS`."""
     return [case for test in onnx_tests() if operator_of(test) in OPS for case in _cases(test)]
 
 
-def problem_of(node: onnx.NodeProto, shapes: list[tuple[int, ...]]) -> Conv:
-    """The fp32, channels-first problem of a Conv or ConvTranspose node with inputs X, W and perhaps B of `shapes`."""
+def integer_operands(x: Any, w: Any, x_zero: Any = 0, w_zero: Any = 0) -> dict[str, Any]:
+    """A ConvInteger's operands, less their zero points (of w one for all output channels, or one each).
+
+    A Conv has no zero points, but what padding adds is the zero point, which becomes the zero that a Conv pads with: so
+    the two are the same where the differences fit in 8 bits, x's signed or not, w's signed. Raises ValueError if not.
+    """
+    x = x.astype(np.int32) - np.int32(x_zero)
+    w = w.astype(np.int32) - np.asarray(w_zero, np.int32).reshape(-1, *[1] * (w.ndim - 1))
+    signed, unsigned = np.iinfo(np.int8), np.iinfo(np.uint8)
+    kind = np.int8 if signed.min <= x.min() and x.max() <= signed.max else np.uint8
+    if kind is np.uint8 and not (unsigned.min <= x.min() and x.max() <= unsigned.max):
+        raise ValueError(f"x less its zero point is {x.min()} … {x.max()}: expected 8 bits")
+    if not (signed.min <= w.min() and w.max() <= signed.max):
+        raise ValueError(f"w less its zero points is {w.min()} … {w.max()}: expected 8 bits, signed")
+    return {"x": x.astype(kind), "w": w.astype(np.int8)}
+
+
+def problem_of(node: onnx.NodeProto, shapes: list[tuple[int, ...]], dtype: str = "float32") -> Conv:
+    """The channels-first problem of a node of `OPS` with inputs X (of NumPy's `dtype`), W and perhaps B of `shapes`."""
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     x, w, *bias = shapes
     nd, groups = len(x) - 2, attributes.get("group", 1)
@@ -95,6 +118,7 @@ def problem_of(node: onnx.NodeProto, shapes: list[tuple[int, ...]]) -> Conv:
         dilation=attributes.get("dilations", 1),
         groups=groups,
         output_padding=[extra for _, _, extra in padding],
+        dtype={"float32": "fp32"}.get(dtype, dtype),
         epilogue="bias" if bias else "none",
     )
 
@@ -180,4 +204,4 @@ def _files(folder: pathlib.Path, role: str) -> list[Any]:
 
 
 def _array(value: Any) -> Any:
-    return value if isinstance(value, np.ndarray) else numpy_helper.to_array(value)
+    return np.asarray(value) if isinstance(value, np.ndarray | np.generic) else numpy_helper.to_array(value)

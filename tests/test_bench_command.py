@@ -23,7 +23,7 @@ SUITE = [
     {"id": "first", "family": "a", "op": "conv", "nd": 2, "n": 1, "c": 4, "k": 4, "in": [8, 8], "filter": [3, 3],
      "dtypes": ["fp32", "fp16"], "layouts": ["NCHW"], "passes": ["fwd"]},
     {"id": "second", "family": "b", "op": "conv", "nd": 2, "n": 1, "c": 4, "k": 4, "in": [8, 8], "filter": [1, 1],
-     "dtypes": ["int8"], "layouts": ["NHWC"], "passes": ["fwd"]},
+     "dtypes": ["fp8"], "layouts": ["NHWC"], "passes": ["fwd"]},
 ]  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def test_json_is_the_document_of_the_file(
     assert [(e["id"], e["dtype"]) for e in document["entries"]] == [
         ("first", "fp32"),
         ("first", "fp16"),
-        ("second", "int8"),
+        ("second", "fp8"),
     ]
     assert document["meta"]["suite"] == suite
     assert document["meta"]["clocks"] == {"sm_mhz": [1980.0, 1980.0], "celsius": [40.0, 40.0]}
@@ -208,7 +208,7 @@ def test_shards_cover_the_suite_once_and_merge_into_it(
     assert {(e.id, e.dtype) for e in load(Path(merged)).entries} == {
         ("first", "fp32"),
         ("first", "fp16"),
-        ("second", "int8"),
+        ("second", "fp8"),
     }
     assert "family" in out
 

@@ -66,8 +66,8 @@ def json_lines(text: str) -> list[dict[str, Any]]:
         (["explain", *SMALL, *H200, "direction=wgrad", "epilogue=bias+relu"], 2, ["epilogue=bias+relu", "none"]),
         (["compile", *SMALL, *H200, "--strategy", "direct", "--config", "split_q=a"], 2, ["split_q=a", "integer"]),
         (["compile", *SMALL, *H200, "--strategy", "direct", "--config", "split_q=0"], 2, ["split_q=0", "at least 1"]),
-        (["compile", *SMALL, *H200, "dtype=int8"], 3, ["dtype=int8", "direct"]),
-        (["compile", *SMALL, *H200, "dtype=int8", "--strategy", "direct"], 3, ["dtype=int8"]),
+        (["compile", *SMALL, *H200, "dtype=fp8"], 3, ["dtype=fp8", "direct"]),
+        (["compile", *SMALL, *H200, "dtype=fp8", "--strategy", "direct"], 3, ["dtype=fp8"]),
         (
             ["compile", "attention", "batch=1", "heads_q=1", "seq_q=4", "head_dim=8", "dtype=fp8", *H200],
             3,
@@ -306,7 +306,7 @@ def test_one_source_that_is_refused_fails_alone(
 
 
 def test_nothing_applicable_exits_with_3(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = run(capsys, "verify", *SMALL, "dtype=int8", *SIM)
+    status, out, _ = run(capsys, "verify", *SMALL, "dtype=fp8", *SIM)
     assert status == 3
     assert out.count("not applicable") == len(CONV_STRATEGIES)
 

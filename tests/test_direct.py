@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conformance import TARGET, StrategyConformance, require_refusal, require_right, require_terms_to_vanish
+from conformance import TARGET, IntegerConformance, require_refusal, require_right, require_terms_to_vanish
 
 from convgen.lowering import lower
 from convgen.problem import Conv
@@ -16,7 +16,7 @@ DENSE = "conv2d n=3 c=6 in=9x10 k=7 filter=3x3 pad=1"
 DEPTHWISE = "conv2d n=2 c=8 in=9x10 k=8 groups=8 filter=3x3 pad=1"
 
 
-class TestDirect(StrategyConformance):
+class TestDirect(IntegerConformance):
     strategy = STRATEGY
 
 
@@ -44,6 +44,10 @@ def config(**changes: int | str) -> DirectConfig:
         (DENSE + " direction=wgrad", {"split_q": 3}),
         (DEPTHWISE + " layout=nhwc dtype=bf16", {"tile_channel": 8, "tile_position": 2}),
         (DEPTHWISE + " epilogue=bias+silu accumulate=yes", {"tile_channel": 4, "tile_position": 2}),
+        (DENSE + " dtype=uint8", {"filter": "constant", "tile_position": 2}),
+        (DENSE + " dtype=int8 layout=nhwc", {"filter": "shared", "tile_channel": 2, "vector": 2}),
+        (DENSE + " dtype=int8 accumulate=yes", {"split_q": 3, "split_taps": 2}),
+        (DEPTHWISE + " layout=nhwc dtype=int8", {"tile_channel": 8, "tile_position": 2}),
         (IMAGE, {"filter": "constant", "input": "texture"}),
         (IMAGE + " dtype=fp16", {"input": "texture", "tile_position": 2}),
         (IMAGE + " dtype=fp16", {"tile_position": 4, "filter": "shared"}),

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conformance import TARGET, StrategyConformance, legal_config, require_reason, require_refusal, require_right
-from generators import random_convs
+from conformance import TARGET, IntegerConformance, legal_config, require_reason, require_refusal, require_right
+from generators import integer_convs, random_convs
 
 from convgen.compiler import compile_cuda
 from convgen.gather import gather
@@ -36,10 +36,11 @@ SMALL = ImplicitGemmConfig(32, 32, 32, 2, 2, 3, 1, 1, 1)
 
 IMAGE = "conv2d n=2 c=16 in=9x10 k=24 filter=3x3 pad=1 dtype=fp16 layout=nhwc"
 STRIDED = "conv2d n=2 c=8 in=11x12 k=16 filter=3x3 stride=2 pad=1 dtype=bf16 layout=nhwc direction=dgrad"
+LAYER = "conv2d n=32 c=256 in=56x56 k=256 filter=3x3 pad=1 layout=nhwc"
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
 
 
-class TestImplicitGemm(StrategyConformance):
+class TestImplicitGemm(IntegerConformance):
     strategy = STRATEGY
 
 
@@ -81,7 +82,21 @@ def test_fast_accuracy_and_wide_channels_are_right(request: pytest.FixtureReques
     assert not bad, "\n".join(bad)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "tf32", "fp16", "bf16"])
+def test_ragged_and_wide_integers_are_exact(request: pytest.FixtureRequest) -> None:
+    rng = random.Random(9)
+    cases = []
+    for drawn in integer_convs(9, request.config.getoption("--draws"), 10_000):
+        scale = rng.choice((4, 8, 9))
+        problem = dataclasses.replace(drawn, c=drawn.c * scale, k=drawn.k * rng.choice((1, scale)))
+        if problem.macs <= 200_000 and STRATEGY.why_not(problem, TARGET) is None:
+            cases.append(Case(problem, STRATEGY, legal_config(STRATEGY, problem, rng)))
+    results = list(verify_cases(cases, Settings(TARGET, check="sanitize")))
+    bad = [f"{r.problem} [{r.config}]: {r.status} {r.reason}" for r in results if r.status != "ok"]
+    assert len(cases) > request.config.getoption("--draws") // 4
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "tf32", "fp16", "bf16", "int8", "uint8"])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize(("c", "k"), [(16, 24), (5, 7), (6, 12)])
@@ -104,6 +119,47 @@ def test_every_direction_layout_type_and_width(direction: str, layout: str, dtyp
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_every_dimension_of_the_space(changes: dict[str, int], direction: str) -> None:
     require_right(STRATEGY, f"{IMAGE} direction={direction}", config(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"block_m": 16, "warps_m": 1, "block_n": 128, "warps_n": 8},
+        {"stages": 5, "split_k": 2},
+        {"block_n": 64, "warps_n": 4, "split_k": 2, "raster": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_every_dimension_of_the_space_in_int8(changes: dict[str, int], direction: str, layout: str) -> None:
+    problem = f"conv2d n=2 c=32 in=9x10 k=36 filter=3x3 pad=1 stride=1x2 dtype=int8 layout={layout}"
+    require_right(STRATEGY, f"{problem} direction={direction}", config(**{"block_k": 64} | changes))
+
+
+def test_a_step_of_128_bytes() -> None:
+    for layout in ("nchw", "nhwc"):
+        problem = f"conv2d n=2 c=32 in=9x10 k=36 filter=3x3 pad=1 dtype=int8 layout={layout}"
+        require_right(STRATEGY, problem, config(block_m=64, warps_m=2, block_n=32, block_k=128, stages=2))
+
+
+def test_the_largest_products_do_not_overflow() -> None:
+    """-128 * -128 and 255 * -128 in every term: 2^24 and more, where fp32 would lose the last bits."""
+    for dtype, x in (("int8", -128), ("uint8", 255)):
+        problem = Conv.parse(f"conv1d n=1 c=1031 in=3 k=8 filter=1 dtype={dtype} layout=nlc")
+        plan = lower(problem, STRATEGY, config(block_k=64), TARGET)
+        inputs = {name: np.full(problem.tensor(name).shape, value) for name, value in (("x", x), ("w", -128))}
+        result = np.zeros((1, 8, 3), np.int32)
+        stored = {name: encode(values, problem.tensor(name).dtype) for name, values in inputs.items()}
+        build([plan], [render(plan)], Mode.CHECK)[0].run(stored, {"y": result}).require_clean()
+        np.testing.assert_array_equal(result, 1031 * x * -128)
+
+
+@pytest.mark.parametrize("epilogue", ["none", "scale+shift+bias+residual+gelu"])
+@pytest.mark.parametrize("split_k", [1, 2])
+def test_integers_become_floats_for_an_epilogue(epilogue: str, split_k: int) -> None:
+    problem = f"conv2d n=2 c=32 in=7x6 k=24 filter=3 pad=1 dtype=int8 out_dtype=fp32 layout=nhwc epilogue={epilogue}"
+    require_right(STRATEGY, problem, config(block_k=64, split_k=split_k))
 
 
 @pytest.mark.parametrize("raster", [1, 2, 3, 8])
@@ -182,6 +238,15 @@ def test_early_and_late_copies_give_the_same_bits(layout: str, direction: str) -
 # --- counts -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("target", ["t4", "a100", "h200"])
+def test_int8_is_predicted_at_its_own_rate(target: str) -> None:
+    """Twice fp16's: a large layer is bound by the tensor cores."""
+    problem, gpu = f"{LAYER} dtype=", Target.preset(target)
+    half, byte = (Conv.parse(problem + dtype) for dtype in ("fp16", "int8"))
+    ratio = STRATEGY.cost(half, config(), gpu) / STRATEGY.cost(byte, config(block_k=64), gpu)
+    assert 1.7 < ratio < 2.1
+
+
 def padded_flops(problem: Conv, c: ImplicitGemmConfig) -> int:
     """Of all tiles: of every phase its columns, channels and terms in whole tiles."""
     g = gather(problem)
@@ -228,11 +293,13 @@ def test_three_products_count_three_times() -> None:
     assert report.counters.flops == 3 * 2 * 64 * 32 * 144
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("dtype", ["fp16", "tf32"])
+@pytest.mark.parametrize(
+    ("dtype", "direction"), [*itertools.product(("fp16", "tf32"), DIRECTIONS), ("int8", "fprop"), ("uint8", "fprop")]
+)
 def test_tiles_are_filled_and_read_without_bank_conflicts(direction: str, dtype: str) -> None:
     problem = Conv.parse(f"conv2d n=2 c=32 in=8x8 k=32 filter=3 pad=1 dtype={dtype} layout=nhwc direction={direction}")
-    report, _ = run(lower(problem, STRATEGY, config(), TARGET), Mode.COUNT)
+    chosen = config(block_k=64) if problem.dtype.is_integer else config()
+    report, _ = run(lower(problem, STRATEGY, chosen, TARGET), Mode.COUNT)
     tile_sites = [
         site for site in report.counters.sites
         if site.space == "shared" and any(re.search(r"_loads\.start|Tile::load", line.text) for line in site.place)
@@ -253,14 +320,19 @@ def test_tiles_are_filled_and_read_without_bank_conflicts(direction: str, dtype:
         (IMAGE.replace("filter=3x3 pad=1", "filter=1").replace("nhwc", "nchw"), (False, 2), (True, 8), (False, 2)),
         (IMAGE.replace("fp16", "tf32"), (True, 4), (True, 4), (True, 4)),
         (STRIDED, (True, 8), (False, 8), (True, 8)),
+        (IMAGE.replace("fp16", "int8"), (True, 16), (True, 16), (True, 4)),
+        (IMAGE.replace("fp16", "uint8").replace("c=16", "c=12"), (True, 4), (True, 4), (True, 4)),
+        (IMAGE.replace("fp16", "int8").replace("c=16", "c=18"), (True, 1), (True, 1), (True, 4)),
+        (IMAGE.replace("fp16", "int8").replace("nhwc", "nchw"), (False, 1), (True, 16), (False, 2)),
+        (IMAGE.replace("fp16", "int8") + " direction=dgrad", (True, 8), (False, 1), (True, 4)),
     ],
 )
 def test_loads_and_stores_are_as_wide_as_memory_admits(
     problem: str, x: tuple[bool, int], w: tuple[bool, int], y: tuple[bool, int]
 ) -> None:
     g = tiling.flattened(gather(Conv.parse(problem)))
-    assert dataclasses.astuple(tiling.x_access(g)) == x
-    assert dataclasses.astuple(tiling.w_access(g)) == w
+    accesses = tiling.x_access(g), tiling.w_access(g)
+    assert tuple((access.along_terms, access.loaded) for access in accesses) == (x, w)
     assert tiling.store(g, SMALL) == y
 
 
@@ -346,29 +418,37 @@ def test_broken_rules_are_named(problem: str, changes: dict[str, int], rule: str
             "several padded positions",
         ),
         ("conv2d n=0 c=8 in=9 k=8 filter=3 dtype=fp16", "nothing to multiply"),
-        ("conv2d n=1 c=8 in=9 k=8 filter=3 dtype=int8", "dtype=int8 has no kernel yet"),
+        ("conv2d n=1 c=8 in=9 k=8 filter=3 dtype=fp8", "dtype=fp8 has no kernel yet"),
+        (
+            "conv_transpose2d n=1 c=8 in=9 k=8 filter=3 dtype=uint8 direction=wgrad",
+            "x is uint8 and in this product's place of the filter",
+        ),
     ],
 )
 def test_what_it_does_not_cover_is_refused_with_the_reason(problem: str, reason: str) -> None:
     require_reason(STRATEGY, problem, reason)
 
 
-def test_older_gpus_multiply_fp16_only() -> None:
+def test_older_gpus_multiply_fp16_and_int8_only() -> None:
     t4 = Target.preset("t4")
     assert STRATEGY.why_not(Conv.parse(IMAGE), t4) is None
+    assert STRATEGY.why_not(Conv.parse(IMAGE.replace("fp16", "int8")), t4) is None
     reason = STRATEGY.why_not(Conv.parse(IMAGE.replace("fp16", "bf16")), t4)
-    assert reason == "tensor cores of sm_75 multiply fp16 only; bf16 needs sm_80 or newer"
+    assert reason == "tensor cores of sm_75 multiply fp16 and int8 only; bf16 needs sm_80 or newer"
 
 
 # --- compiled -----------------------------------------------------------------------------------------
 
-LAYER = "conv2d n=32 c=256 in=56x56 k=256 filter=3x3 pad=1 layout=nhwc"
 COMPILED = [
     *(f"{LAYER} dtype={dtype} direction={direction}" for dtype in ("fp16", "tf32", "fp32") for direction in DIRECTIONS),
     "conv2d n=32 c=64 in=56x56 k=128 filter=3x3 pad=1 stride=2 dtype=fp16 layout=nhwc direction=dgrad",
     "conv2d n=32 c=64 in=56x56 k=128 filter=3x3 pad=1 stride=2 dtype=fp16",
     "conv2d n=32 c=64 in=56x56 k=128 filter=3x3 pad=1 stride=2 dtype=tf32",
     "conv2d n=32 c=3 in=224x224 k=64 filter=7x7 pad=3 stride=2 dtype=fp16 layout=nhwc",
+    f"{LAYER} dtype=int8",
+    f"{LAYER} dtype=int8".replace("nhwc", "nchw"),
+    f"{LAYER} dtype=uint8 out_dtype=fp16 epilogue=scale+bias+relu",
+    "conv2d n=32 c=3 in=224x224 k=64 filter=7x7 pad=3 stride=2 dtype=uint8 layout=nhwc",
 ]
 
 

@@ -10,13 +10,24 @@ import pytest
 from conv_strategies import CONV_STRATEGIES
 from onnx import NodeProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
-from onnx_adapter import OPS, OUT_OF_SCOPE, OnnxCase, Runner, conv_cases, onnx_tests, operator_of, problem_of
+from onnx_adapter import (
+    OPS,
+    OUT_OF_SCOPE,
+    OnnxCase,
+    Runner,
+    conv_cases,
+    integer_operands,
+    onnx_tests,
+    operator_of,
+    problem_of,
+)
 
 from convgen.lowering import lower
 from convgen.problem import Conv
-from convgen.reference import reference
+from convgen.reference import encode, reference
 from convgen.render import render
 from convgen.runtime import sim
+from convgen.runtime.physical import stored_dtype
 from convgen.strategies import Strategy
 from convgen.target import Target
 
@@ -31,9 +42,10 @@ def simulated(strategy: Strategy) -> Runner:
             pytest.skip(reason)
         plan = lower(problem, strategy, None, TARGET)
         [program] = sim.build([plan], [render(plan)])
-        output = np.zeros(problem.outputs[0].shape, np.float32)
-        given = {name: np.asarray(value, np.float32) for name, value in inputs.items()}
-        program.run(given, {problem.outputs[0].name: output}).require_clean()
+        [spec] = problem.outputs
+        output = np.zeros(spec.shape, stored_dtype(spec))
+        given = {name: encode(value, problem.tensor(name).dtype) for name, value in inputs.items()}
+        program.run(given, {spec.name: output}).require_clean()
         return output
 
     return run
@@ -47,6 +59,8 @@ RUNNERS: dict[str, Runner] = {"oracle": reference} | {s.name: simulated(s) for s
 def test_onnx_case(case: OnnxCase, runner: Runner) -> None:
     got = case.run(runner)
     assert got.shape == case.output.shape
+    if case.output.dtype == np.int32:
+        np.testing.assert_array_equal(got, case.output)
     np.testing.assert_allclose(got, case.output, rtol=case.rtol, atol=case.atol)
 
 
@@ -91,6 +105,32 @@ def test_attributes_mean_what_onnx_says(node: NodeProto, x_shape: tuple[int, ...
     assert isinstance(expected, np.ndarray)
     got = reference(problem_of(node, [x_shape, w_shape]), {"x": x, "w": w})
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("zero", "dtype"), [(128, "int8"), (0, "uint8")])
+def test_zero_points_are_taken_off_before_padding(zero: int, dtype: str) -> None:
+    random = np.random.default_rng(2)
+    x = random.integers(0, 256, (2, 8, 6, 5), np.uint8)
+    w = random.integers(-60, 60, (8, 4, 3, 2), np.int8)
+    given = {"x": x, "w": w, "x_zero": np.uint8(zero), "w_zero": random.integers(-60, 60, 8, np.int8)}
+    node = helper.make_node("ConvInteger", list(given), ["y"], pads=[0, 1, 2, 0], strides=[1, 2], group=2)
+    kinds = (TensorProto.UINT8, TensorProto.INT8, TensorProto.UINT8, TensorProto.INT8, TensorProto.INT32)
+    declared = [helper.make_tensor_value_info(n, kind, None) for n, kind in zip([*given, "y"], kinds, strict=True)]
+    model = helper.make_model(helper.make_graph([node], "one", declared[:4], declared[4:]))
+    (expected,) = ReferenceEvaluator(model).run(None, given)
+    operands = integer_operands(*given.values())
+    assert str(operands["x"].dtype) == dtype
+    problem = problem_of(node, [x.shape, w.shape], dtype)
+    for runner in (reference, RUNNERS["direct"], RUNNERS["implicit_gemm"]):
+        np.testing.assert_array_equal(runner(problem, operands), expected)
+
+
+def test_differences_from_zero_points_that_need_nine_bits_are_refused() -> None:
+    w = np.zeros((1, 1, 1, 1), np.int8)
+    with pytest.raises(ValueError, match="x less its zero point is -100 … 155"):
+        integer_operands(np.array([[[[0, 255]]]], np.uint8), w, 100)
+    with pytest.raises(ValueError, match="w less its zero points is 200 … 200"):
+        integer_operands(np.zeros((1, 1, 1, 1), np.uint8), np.full((1, 1, 1, 1), 200, np.uint8))
 
 
 @pytest.mark.parametrize(("auto_pad", "pad"), [("NOTSET", "1:0x1"), ("SAME_LOWER", "1:0x1"), ("SAME_UPPER", "0:1x1")])

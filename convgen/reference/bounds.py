@@ -57,7 +57,8 @@ def strict_model(problem: Conv) -> ErrorModel:
 def model_of(problem: Conv, numerics: Numerics) -> ErrorModel:
     """The arithmetic of a plan's kernels on the problem."""
     steps = reduction_length(problem) if numerics.steps is None else numerics.steps
-    eps_acc = 0.0 if problem.dtype.is_integer else numerics.eps_acc
+    # Sums of integers are exact; they are rounded where what follows, or the output, is a floating-point number.
+    eps_acc = 0.0 if problem.out_dtype.is_integer else numerics.eps_acc
     return ErrorModel(
         problem.out_dtype.eps, numerics.eps_in, steps, eps_acc, numerics.growth, numerics.reach, numerics.mixes_taps,
         numerics.whole_filter,
@@ -111,7 +112,7 @@ def bound(
     error = model.growth * (2 * model.eps_in + model.steps * model.eps_acc) * total
     if model.eps_acc:
         error = error + model.steps * FORMATS[DType.FP32].smallest_subnormal
-    if not problem.epilogue.is_identity or problem.accumulate:
+    if not problem.epilogue.is_identity or (problem.accumulate and not problem.out_dtype.is_integer):
         value = accumulator(problem, inputs, xp, indices)
         error = xp.where(xp.isfinite(value), error, 0.0)
         for stage in finishing(problem, value, inputs, xp, indices):

@@ -7,13 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 from convgen.gather import Gather
-from convgen.plan import Extent, Placement, batch_extent, extent_at
+from convgen.plan import Extent, Numerics, Placement, batch_extent, extent_at
 from convgen.problem import Activation, Conv, DType, PadMode, Problem
 from convgen.space import Config
 from convgen.strategies import operands
 
 SIMT_DTYPES = (DType.FP32, DType.TF32, DType.FP16, DType.BF16)
 """What the CUDA-core kernels compute: fp32 arithmetic on these storage types (TF32 problems too, more exactly)."""
+
+INTEGER_DTYPES = (DType.INT8, DType.UINT8)
+"""Operands whose products are summed in int32."""
+
+EXACT = Numerics(steps=1)
+"""Of sums of integers: they are exact, and rounded once where fp32 takes them."""
 
 MAX_COORDINATE = (1 << 31) - 1
 
@@ -35,12 +41,17 @@ _ACTIVATIONS = {
 }
 
 
-def not_covered(problem: Conv) -> str | None:
-    """Why a CUDA-core kernel cannot take the problem's types or extents; None if it can."""
-    for role, dtype in (("dtype", problem.dtype), ("out_dtype", problem.out_dtype)):
-        if dtype not in SIMT_DTYPES:
-            names = ", ".join(d.value for d in SIMT_DTYPES)
-            return f"{role}={dtype.value} has no kernel yet; CUDA cores compute {names}"
+def not_covered(problem: Conv, integers: bool = False) -> str | None:
+    """Why a kernel cannot take the problem's types or extents; None if it can. `integers`: it also sums in int32."""
+    if integers and problem.dtype in INTEGER_DTYPES:
+        reason = _integers_not_covered(problem)
+        if reason is not None:
+            return reason
+    else:
+        for role, dtype in (("dtype", problem.dtype), ("out_dtype", problem.out_dtype)):
+            if dtype not in SIMT_DTYPES:
+                names = ", ".join(d.value for d in (*SIMT_DTYPES, *INTEGER_DTYPES * integers))
+                return f"{role}={dtype.value} has no kernel yet; CUDA cores compute {names}"
     reach = max(
         (o - 1) * s + (f - 1) * d + 1 + extent
         for o, s, f, d, extent in zip(
@@ -50,6 +61,17 @@ def not_covered(problem: Conv) -> str | None:
     largest = max(reach, problem.c, problem.k, problem.max_batch or 1)
     if largest > MAX_COORDINATE:
         return f"an index along one axis reaches {largest}; kernels keep coordinates in 32 bits"
+    return None
+
+
+def _integers_not_covered(problem: Conv) -> str | None:
+    stored = (DType.INT32, *SIMT_DTYPES)
+    if problem.out_dtype not in stored:
+        names = ", ".join(dtype.value for dtype in stored if dtype is not DType.TF32)
+        return f"out_dtype={problem.out_dtype.value} has no kernel yet; sums of integers are stored as {names}"
+    if problem.out_dtype is DType.INT32 and not problem.epilogue.is_identity:
+        return (f"epilogue={problem.epilogue} is computed in fp32, which does not hold every int32; a floating-point "
+                "out_dtype takes it")  # fmt: skip
     return None
 
 
@@ -77,8 +99,13 @@ def kernel_name(problem: Conv, strategy: str, config: Config, part: str = "") ->
 
 
 def type_headers(*ctypes: str) -> list[str]:
-    """The device headers of float and of these types, each once."""
-    return [_HEADERS[ctype] for ctype in dict.fromkeys(("float", *ctypes))]
+    """The device headers of float and of these types, each once; integers need none."""
+    return [_HEADERS[ctype] for ctype in dict.fromkeys(("float", *ctypes)) if ctype in _HEADERS]
+
+
+def filter_type(g: Gather) -> str:
+    """What a kernel calls the type of w: that of x, but where integers of one are signed and of the other not."""
+    return "in_t" if g.w.dtype is g.x.dtype else g.w.dtype.ctype
 
 
 def activation_name(activation: Activation) -> str:
@@ -113,6 +140,7 @@ def gather_constants(problem: Conv, g: Gather) -> dict[str, Any]:
         "activation": activation_name(problem.epilogue.activation),
         "slope": repr(float(problem.epilogue.slope)),
         "accumulate": problem.accumulate,
+        "value_t": "int" if problem.out_dtype is DType.INT32 else "float",
     }  # fmt: skip
 
 
@@ -148,9 +176,9 @@ def dense_pack(count: int, contiguous_stride: int, other_strides: tuple[int, ...
     return contiguous_stride == 1 and all(stride % count == 0 for stride in other_strides)
 
 
-def sums_placement(results: int) -> Placement:
+def sums_placement(results: int, dtype: str = "fp32") -> Placement:
     """Where the sums of a thread's results live."""
-    return Placement("sums", "registers", 4 * results, "one fp32 a result, written once")
+    return Placement("sums", "registers", 4 * results, f"one {dtype} a result, written once")
 
 
 def largest(values: tuple[int, ...], fits: Callable[[int], bool]) -> int:

@@ -1,7 +1,7 @@
 """Direct convolution: a thread keeps a few results in registers and gathers their inputs from global memory.
 
-Covers every valid Conv of fp32, tf32, fp16 and bf16, so that something always applies. Its simplest config (every
-tile 1, filter in global memory) is the textbook kernel: one thread, one output.
+Covers every valid Conv of fp32, tf32, fp16, bf16 and 8-bit integers, so that something always applies. Its simplest
+config (every tile 1, filter in global memory) is the textbook kernel: one thread, one output.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from convgen.errors import ConfigError
 from convgen.gather import NARROW, Gather, gather
-from convgen.plan import Kernel, Launch, Param, Placement, Plan, TextureArg
+from convgen.plan import Kernel, Launch, Numerics, Param, Placement, Plan, TextureArg
 from convgen.problem import Conv, PadMode
 from convgen.space import Space
 from convgen.strategies import common, descent, direct_cost, operands, partial_sums, rules
@@ -33,7 +33,7 @@ class Direct:
     calibrated = True
 
     def why_not(self, problem: Conv, target: Target) -> str | None:
-        return common.not_covered(problem)
+        return common.not_covered(problem, integers=True)
 
     def space(self, problem: Conv, target: Target) -> Space:
         g = gather(problem)
@@ -121,6 +121,8 @@ class Direct:
             )
         if g.x.dtype.ctype == "__nv_bfloat16":
             raise ConfigError("input=texture: there is no bf16 texture format")
+        if g.x.dtype.is_integer:
+            raise ConfigError("input=texture: a fetch brings a float, which is no integer to sum")
         if g.pad_mode is not PadMode.ZEROS:
             raise ConfigError("input=texture: the texture unit supplies the zero border only")
         height, width = g.axes[0].source * g.batch, g.axes[1].source
@@ -184,12 +186,13 @@ class Direct:
             workspace=partial_sums.workspace(g, parts),
             alignment=_alignment(g, c),
             placements=_placements(g, c),
+            numerics=common.EXACT if problem.dtype.is_integer else Numerics(),
             name=main.kernel.name,
         )  # fmt: skip
 
     def _main(self, problem: Conv, g: Gather, c: DirectConfig) -> Launch:
         parts = c.split_q * c.split_taps
-        stored = (partial_sums.STORED,) if parts > 1 else (*operands.epilogue(problem), operands.y(g))
+        stored = (partial_sums.stored(g),) if parts > 1 else (*operands.epilogue(problem), operands.y(g))
         taken = (_input(g, c), *operands.placed_filter(g, c.filter), *stored, *operands.runtime_batch(g))
         shared = tiling.shared_bytes(g, c) if c.filter == "shared" else 0
         grid = (tiling.grid_x(g, c), parts, 1)
@@ -202,6 +205,7 @@ class Direct:
             "kernel": kernel.name,
             "params": kernel.params,
             "config": str(c),
+            "w_t": common.filter_type(g),
             "offset_t": "long long" if g.wide or partial > NARROW else "int",
             "channels_fastest": c.along_x == "channel",
             "threads_channel": c.threads_channel,
@@ -265,7 +269,7 @@ def _placements(g: Gather, c: DirectConfig) -> tuple[Placement, ...]:
     return (
         Placement(g.x.name, "texture" if c.input == "texture" else "L1/L2", g.x.nbytes, inputs[c.input]),
         Placement(g.w.name, "L1/L2" if c.filter == "global" else c.filter, g.w.nbytes, homes[c.filter]),
-        common.sums_placement(c.tile_channel * c.tile_position),
+        common.sums_placement(c.tile_channel * c.tile_position, "int32" if g.x.dtype.is_integer else "fp32"),
     )
 
 

@@ -29,6 +29,9 @@ pixels (where it lies, whether it exists) and of a store."""
 ELEMENT, TERM_TEST = 3.5, 0.6
 """Of each loaded pixel: chosen or zero; of each product whose pixel may not exist."""
 
+INTEGER_PRODUCT = 2
+"""Issue slots of an int32 multiply-add, which has half of fp32's rate."""
+
 CONSTANT_WEIGHT, SHARED_WEIGHT = 0.7, 17
 """Of reading a weight from constant memory; of bringing one to shared memory."""
 
@@ -96,7 +99,7 @@ def _work(problem: Conv, g: Gather, c: DirectConfig, target: Target) -> Work:
     brought = tiling.shared_bytes(g, c) / 4 / math.prod(tiling.block(c)) if c.filter == "shared" else 0.0
 
     instructions += (
-        products * (1 + TERM_TEST * g.terms_vanish)
+        products * ((INTEGER_PRODUCT if problem.dtype.is_integer else 1) + TERM_TEST * g.terms_vanish)
         + converted * half
         + ROW * rows
         + LOOP * loops

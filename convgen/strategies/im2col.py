@@ -201,7 +201,7 @@ class Im2col:
         columns = Param("columns", f"const {g.x.dtype.ctype}*"), WorkspaceArg("columns")
         matrix = operands.x(g) if c.patches == "in_place" else columns
         split = c.split_k * chunks.parts > 1
-        stored = (partial_sums.STORED,) if split else (*operands.epilogue(problem), operands.y(g))
+        stored = (partial_sums.stored(g),) if split else (*operands.epilogue(problem), operands.y(g))
         taken = (matrix, operands.w(g), *stored, *operands.runtime_batch(g), *_place(chunks, start))
         grid = (tiling.column_tiles(g, c, chunks, tiling.channel_tiles(g, c)), c.split_k, 1)
         name = common.kernel_name(problem, self.name, c, "gemm")

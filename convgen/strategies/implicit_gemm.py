@@ -30,7 +30,14 @@ MAX_PARTIAL_BYTES = 1 << 30
 MAX_ROUNDS = 32
 MAX_GRID_Y = 65535
 
-_MMA_TYPES = {DType.FP16: "kMmaFp16", DType.BF16: "kMmaBf16", DType.FP32: "kMmaTf32", DType.TF32: "kMmaTf32"}
+_MMA_TYPES = {
+    DType.FP16: "kMmaFp16",
+    DType.BF16: "kMmaBf16",
+    DType.FP32: "kMmaTf32",
+    DType.TF32: "kMmaTf32",
+    DType.INT8: "kMmaInt8",
+    DType.UINT8: "kMmaUint8",
+}
 
 
 class ImplicitGemm:
@@ -43,10 +50,12 @@ class ImplicitGemm:
     calibrated = True
 
     def why_not(self, problem: Conv, target: Target) -> str | None:
-        reason = common.not_covered(problem) or _no_tensor_core(problem, target)
+        reason = common.not_covered(problem, integers=True) or _no_tensor_core(problem, target)
         if reason is not None:
             return reason
         g = gather(problem)
+        if g.w.dtype is DType.UINT8:
+            return f"{g.w.name} is uint8 and in this product's place of the filter, which is multiplied as int8 only"
         if g.preimages:
             return (f"in the dgrad of pad_mode={problem.pad_mode.value} several padded positions read one pixel, "
                     "which no copy into a tile can add up; direct covers it")  # fmt: skip
@@ -68,13 +77,13 @@ class ImplicitGemm:
 
     def space(self, problem: Conv, target: Target) -> Space:
         g = _product(problem)
-        wide = g.x.dtype.itemsize == 4
+        step = tiling.STEP_BYTES // g.x.dtype.itemsize
         return Space(
             ImplicitGemmConfig,
             {
                 "block_m": (16, 32, 64, 128, 256),
                 "block_n": (32, 64, 128, 256),
-                "block_k": (16, 32) if wide else (32, 64),
+                "block_k": (2 * step, 4 * step),
                 "warps_m": (1, 2, 4),
                 "warps_n": (1, 2, 4, 8),
                 "stages": (2, 3, 4, 5, 6),
@@ -105,8 +114,9 @@ class ImplicitGemm:
         rules.block_fits((c.threads, 1, 1), target)
         self._check_numerics(problem, g, c)
         for extent, access in ((c.block_n, tiling.x_access(g)), (c.block_m, tiling.w_access(g))):
-            if tiling.rounds(extent, access, c) > MAX_ROUNDS:
-                raise ConfigError(f"a thread makes {tiling.rounds(extent, access, c)} loads a step, more than "
+            loads = tiling.rounds(extent, access, c) * access.pieces
+            if loads > MAX_ROUNDS:
+                raise ConfigError(f"a thread makes {loads} loads a step, more than "
                                   f"{MAX_ROUNDS}; use more warps or smaller tiles")  # fmt: skip
         registers = tiling.registers(g, c)
         limit = min(target.max_registers_per_thread, target.registers_per_sm // c.threads)
@@ -123,7 +133,7 @@ class ImplicitGemm:
             raise ConfigError(
                 f"products={c.products}: expected {' or '.join(map(str, allowed))} for {problem.dtype.value}"
             )
-        if problem.accuracy is Accuracy.FAST:
+        if problem.accuracy is Accuracy.FAST or problem.dtype.is_integer:
             return
         eps_in = 0.0 if problem.dtype is DType.TF32 else tiling.eps_in(problem.dtype, c)
         rate, length = 2 * eps_in + tiling.mma_steps(g, c) * tiling.EPS_ACC, tiling.sum_length(g)
@@ -153,8 +163,9 @@ class ImplicitGemm:
         g = _product(problem)
         columns = g.batch_size * tiling.phase_out(g)
         products = 3 if problem.dtype is DType.FP32 else 1
-        block_m = min(max(common.power_of_two_at_least(g.m), 16), 64)
-        block_n = min(max(common.power_of_two_at_least(columns), 32), 64)
+        least = 2 if g.x.dtype.itemsize == 1 else 1  # bytes that are fetched one by one need more threads
+        block_m = min(max(common.power_of_two_at_least(g.m), least * 16), 64)
+        block_n = min(max(common.power_of_two_at_least(columns), least * 32), 64)
         block_k = 2 * tiling.STEP_BYTES // g.x.dtype.itemsize
         return ImplicitGemmConfig(block_m, block_n, block_k, min(block_m // 16, 2), block_n // 16, 2, 1, 1, products)
 
@@ -165,7 +176,7 @@ class ImplicitGemm:
         g = _product(problem)
         c = config
         split = c.split_k > 1
-        stored = (partial_sums.STORED,) if split else (*operands.epilogue(problem), operands.y(g))
+        stored = (partial_sums.stored(g),) if split else (*operands.epilogue(problem), operands.y(g))
         taken = (operands.x(g), operands.w(g), *stored, *operands.runtime_batch(g))
         grid = (tiling.column_tiles(g, c, g.groups * tiling.channel_tiles(g, c)), c.split_k, 1)
         name = common.kernel_name(problem, self.name, c)
@@ -200,7 +211,9 @@ class ImplicitGemm:
             "kernel": product.kernel.name,
             "params": product.kernel.params,
             "numerics": _numerics_text(problem, c),
-            "mma_type": _MMA_TYPES[problem.dtype],
+            "mma_type": _MMA_TYPES[g.x.dtype if problem.dtype.is_integer else problem.dtype],
+            "bytes": g.x.dtype.itemsize == 1,
+            "w_t": common.filter_type(g),
             "products": c.products,
             "q_fastest": matrix_form.q_fastest(g),
             "batch_fastest": matrix_form.batch_fastest(g),
@@ -225,8 +238,10 @@ class ImplicitGemm:
             "raster": c.raster,
             "x_along": x.along_terms,
             "x_width": x.width,
+            "x_pieces": x.pieces,
             "w_along": w.along_terms,
             "w_width": w.width,
+            "w_pieces": w.pieces,
             "store_channels": channels,
             "run": run,
             "table_offset": max(c.stages * tiling.stage_bytes(g, c), tiling.staging_bytes(g, c)),
@@ -238,8 +253,8 @@ def _product(problem: Conv) -> Gather:
 
 
 def _no_tensor_core(problem: Conv, target: Target) -> str | None:
-    if target.compute_capability < (8, 0) and problem.dtype is not DType.FP16:
-        return f"tensor cores of {target.arch} multiply fp16 only; {problem.dtype.value} needs sm_80 or newer"
+    if target.compute_capability < (8, 0) and problem.dtype not in (DType.FP16, *common.INTEGER_DTYPES):
+        return f"tensor cores of {target.arch} multiply fp16 and int8 only; {problem.dtype.value} needs sm_80 or newer"
     return None
 
 
@@ -261,11 +276,13 @@ def _whole_terms(g: Gather, c: ImplicitGemmConfig) -> bool:
 
 
 def _alignment(g: Gather, c: ImplicitGemmConfig) -> dict[str, int]:
-    widths = ((g.x, tiling.x_access(g).width), (g.w, tiling.w_access(g).width), (g.y, tiling.store(g, c)[1]))
+    widths = ((g.x, tiling.x_access(g).loaded), (g.w, tiling.w_access(g).loaded), (g.y, tiling.store(g, c)[1]))
     return {spec.name: width * spec.dtype.itemsize for spec, width in widths if width > 1}
 
 
 def _numerics(problem: Conv, g: Gather, c: ImplicitGemmConfig) -> Numerics:
+    if problem.dtype.is_integer:
+        return common.EXACT
     eps_in = tiling.eps_in(problem.dtype, c)
     if g.q is None:  # the sums' length is known at run time only: the direct kernel's class, which a strict one is in
         return Numerics(eps_in=eps_in)
@@ -273,6 +290,9 @@ def _numerics(problem: Conv, g: Gather, c: ImplicitGemmConfig) -> Numerics:
 
 
 def _numerics_text(problem: Conv, c: ImplicitGemmConfig) -> str:
+    if problem.dtype.is_integer:
+        stored = "" if problem.out_dtype is DType.INT32 else ", rounded to fp32 before what follows"
+        return f"exact: products and sums in int32, which wrap past 2^31{stored}."
     parts = " The parts are added in order, in fp32." if c.split_k > 1 else ""
     if c.products == 3:
         return f"3xTF32: an fp32 number is two TF32 numbers; of their four products the smallest is left out.{parts}"
@@ -282,12 +302,13 @@ def _numerics_text(problem: Conv, c: ImplicitGemmConfig) -> str:
 
 
 def _placements(g: Gather, c: ImplicitGemmConfig) -> tuple[Placement, ...]:
+    sums = "int32" if g.x.dtype.is_integer else "fp32"
     return (
         Placement(g.x.name, "L1/L2", g.x.nbytes, "read once a tap and row of tiles; neighbouring patches meet in L2"),
         Placement(g.w.name, "L1/L2", g.w.nbytes, "every block of a row of tiles reads the same part"),
         Placement("tiles", "shared", tiling.shared_bytes(g, c),
                   f"{c.stages} stages of both operands: one is multiplied while the others are on their way"),
-        Placement("sums", "registers", 4 * c.warp_m * c.warp_n // 32, "fp32, in a warp's mma fragments"),
+        Placement("sums", "registers", 4 * c.warp_m * c.warp_n // 32, f"{sums}, in a warp's mma fragments"),
     )  # fmt: skip
 
 

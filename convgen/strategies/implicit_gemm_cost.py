@@ -100,11 +100,14 @@ def _by_ldmatrix(item: int, *accesses: Access) -> bool:
 
 def _load_instructions(g: Gather, c: ImplicitGemmConfig, access: Access, rounds: int, axes: int) -> float:
     item = g.x.dtype.itemsize
-    held = HELD if access.width * item < tiling.LEAST_ASYNC else 0
-    found = TERM if access.along_terms else TERM * rounds
-    return found + rounds * (LOAD + CHECK * axes + held)
+    held = HELD if access.loaded * item < tiling.LEAST_ASYNC else 0
+    loads = rounds * access.pieces
+    found = TERM * (access.pieces if access.along_terms else loads)
+    return found + loads * (LOAD + CHECK * axes + held)
 
 
 def _wavefronts(access: Access, rounds: int, item: int) -> float:
     """Lines of L1 and shared memory that a warp's loads of a tile touch."""
+    if access.pieces > 1:  # four to a bank where threads go across the lines of the tile
+        return rounds * (access.pieces + (1 if access.along_terms else 4))
     return rounds * max(access.width * item * 32 / 128, 1.0) * 2

@@ -17,7 +17,7 @@ from convgen.target import Target
 COPY_BYTES = 16
 """The most that one load brings."""
 LEAST_ASYNC = 4
-"""The fewest bytes of an asynchronous copy: smaller loads go through registers."""
+"""The fewest bytes of an asynchronous copy: smaller loads go through registers, single bytes four together."""
 STEP_BYTES = 32
 """Bytes of the summed index that one mma takes."""
 MMA_COLUMNS, MMA_CHANNELS = 16, 8
@@ -62,10 +62,20 @@ class ImplicitGemmConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How an operand is read: whether neighbours along the terms are neighbours in memory, and elements a load."""
+    """How an operand is read.
+
+    Neighbouring threads go along the terms, or else along the tile's other index. What goes to shared memory together
+    is `width` neighbours, brought by `pieces` loads: 1, but for bytes that are no neighbours in memory `width`.
+    """
 
     along_terms: bool
     width: int
+    pieces: int = 1
+
+    @property
+    def loaded(self) -> int:
+        """Elements that one load brings."""
+        return self.width // self.pieces
 
 
 # --- the problem as a matrix product ------------------------------------------------------------------
@@ -165,7 +175,7 @@ def x_access(g: Gather) -> Access:
             and matrix_form.aligned(width, ((last.source, last.x_stride),), (*outer, *pixels))
         )
 
-    return Access(along, _widest(g, fits))
+    return _access(g.x.dtype.itemsize, along, fits)
 
 
 def w_access(g: Gather) -> Access:
@@ -179,7 +189,7 @@ def w_access(g: Gather) -> Access:
             return matrix_form.aligned(width, term_indices, (*group, *channels))
         return matrix_form.aligned(width, ((g.m, g.w_m),), (*group, *common.steps(*term_indices)))
 
-    return Access(along, _widest(g, fits))
+    return _access(g.w.dtype.itemsize, along, fits)
 
 
 def filter_step(g: Gather) -> int | None:
@@ -208,10 +218,13 @@ def _batch(g: Gather) -> int:
     return 2 if g.batch is None else g.batch  # at run time there may be several
 
 
-def _widest(g: Gather, fits: Callable[[int], bool]) -> int:
-    item = g.x.dtype.itemsize
-    widths = [w for w in (8, 4, 2) if LEAST_ASYNC <= w * item <= COPY_BYTES]
-    return common.largest(tuple(widths), fits)
+def _access(item: int, along_terms: bool, fits: Callable[[int], bool]) -> Access:
+    """The widest access that fits. Tiles of bytes lie along the terms: across them, bytes are fetched one by one."""
+    widths = [w for w in (16, 8, 4, 2) if LEAST_ASYNC <= w * item <= COPY_BYTES]
+    width = common.largest(tuple(widths), fits) if along_terms or item > 1 else 1
+    if item == 1 and width == 1:
+        return Access(along_terms, LEAST_ASYNC, LEAST_ASYNC)
+    return Access(along_terms, width)
 
 
 def store(g: Gather, c: ImplicitGemmConfig) -> tuple[bool, int]:
@@ -275,11 +288,13 @@ def registers(g: Gather, c: ImplicitGemmConfig) -> int:
     item, x, w = g.x.dtype.itemsize, x_access(g), w_access(g)
     places = (rounds(c.block_n, x, c) * (2 + len(g.axes)) if x.along_terms else 4) + 2 * rounds(c.block_m, w, c)
     others = 36
-    for extent, access in ((c.block_n, x), (c.block_m, w)):
-        if access.width * item < LEAST_ASYNC:
-            others += rounds(extent, access, c)  # on their way
+    for extent, access, is_run in ((c.block_n, x, x.along_terms), (c.block_m, w, filter_step(g) == 1)):
+        if access.loaded * item < LEAST_ASYNC:
+            others += rounds(extent, access, c) * access.pieces  # on their way
         if not access.along_terms:  # a term to find for each load, elements of 32 bits to read one by one
             others += rounds(extent, access, c) // 2 + (12 if item == 4 else 0)
+        if access.pieces > 1 and not is_run:  # an address each, and whether it exists
+            others += 3 * rounds(extent, access, c) * access.pieces
     return sums + fragments + places + others
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from gpu_arrays import Arrays, CupyArrays, TorchArrays
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,3 +27,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and not _has_gpu():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.fixture(scope="session")
+def cupy() -> Any:
+    return pytest.importorskip("cupy")
+
+
+@pytest.fixture(scope="session")
+def torch() -> Any:
+    module = pytest.importorskip("torch")
+    if not module.cuda.is_available():
+        pytest.skip("PyTorch sees no GPU")
+    return module
+
+
+@pytest.fixture(params=["cupy", "torch"])
+def arrays(request: pytest.FixtureRequest) -> Arrays:
+    """Each array library that a GPU is used through."""
+    module = request.getfixturevalue(request.param)
+    return CupyArrays(module) if request.param == "cupy" else TorchArrays(module)

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu_arrays import Predicting
 
 import convgen
 from convgen.api import dispatch, functions
-from convgen.api.decision import Chosen, Decision, place_of, predicted, write_decisions
+from convgen.api.decision import Chosen, place_of, write_decisions
 from convgen.errors import UsageError
 from convgen.problem import Conv
 from convgen.reference import bound, compare, decode, encode, reference, strict_model
@@ -21,32 +22,9 @@ from convgen.target import Target
 pytestmark = pytest.mark.gpu
 
 
-class Predicting:
-    """A decider that has no database."""
-
-    def ranked(self, problem: Conv, target: Target) -> tuple[Decision, ...]:
-        return predicted(problem, target)
-
-    def tune(self, problem: Conv, target: Target, device: int, **limits: Any) -> None:
-        raise AssertionError("nothing here is to be tuned")
-
-
 @pytest.fixture(autouse=True)
 def dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(functions, "DISPATCHER", dispatch.Dispatcher(Predicting))
-
-
-@pytest.fixture(scope="module")
-def cupy() -> Any:
-    return pytest.importorskip("cupy")
-
-
-@pytest.fixture(scope="module")
-def torch() -> Any:
-    module = pytest.importorskip("torch")
-    if not module.cuda.is_available():
-        pytest.skip("PyTorch sees no GPU")
-    return module
 
 
 @pytest.fixture

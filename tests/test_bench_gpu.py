@@ -9,7 +9,7 @@ import pytest
 from convgen.bench.choices import decider
 from convgen.bench.ladder import NAIVE, candidates, climb
 from convgen.bench.session import Bench
-from convgen.problem import Conv, SuiteEntry
+from convgen.problem import Conv, SuiteEntry, parse_problem
 from convgen.target import Target
 
 pytestmark = pytest.mark.gpu
@@ -51,6 +51,32 @@ def test_ours_and_the_peers_are_verified_and_timed(target: Target, text: str) ->
     assert found.ratio_high is not None
     assert 0 < found.ratio_low <= found.ratio_high
     assert found.rounds >= 7
+
+
+LAYERS = {
+    "max_pool2d n=4 c=64 in=56x56 filter=3 stride=2 pad=1 dtype=fp16 layout=nhwc": {"aten_nchw", "aten_nhwc"},
+    "avg_pool1d n=4 c=64 in=4096 filter=4": {"aten_nchw", "aten_1d_nhwc"},
+    "max_pool3d n=2 c=16 in=8x28x28 filter=2 dtype=bf16 layout=ndhwc": {"aten_nchw", "aten_nhwc"},
+    "batch_norm n=8 c=64 in=28x28 mode=training": {
+        f"{backend}_{form}" for backend in ("cudnn", "aten", "torch") for form in ("nchw", "nhwc")
+    },
+    "batch_norm n=8 c=64 in=28x28 activation=relu dtype=fp16 layout=nhwc": {
+        f"{backend}_{form}" for backend in ("cudnn", "aten", "torch") for form in ("nchw", "nhwc")
+    },
+}
+
+
+@pytest.mark.parametrize("text", LAYERS)
+def test_layers_and_their_peers_are_verified_and_timed(target: Target, text: str) -> None:
+    pytest.importorskip("torch")
+    entry = SuiteEntry("a", "", parse_problem(text), {})
+    [found] = Bench(target, venue(target, ("cudnn", "torch")), decider(), None).run([entry])
+    assert (found.reason, found.verified, found.peer_reasons) == ("", True, {})
+    assert found.peers.keys() == LAYERS[text]
+    # cuDNN, which PyTorch may take by itself, makes no promise of the bound.
+    assert not [name for name in found.out_of_bound if name.startswith("aten")]
+    assert found.ratio is not None
+    assert found.ratio > 0
 
 
 def test_what_depends_on_the_weights_is_prepared_ahead(target: Target) -> None:

@@ -55,7 +55,11 @@ def answers(problem: Conv, judge: Judge, of: Conv) -> Any:
     if problem.accumulate:
         inputs["old"] = tensor(of.outputs[0], judge.arrays["y"])
     result = torch_calls.call_of(of, torch, tensor)(inputs).reshape(problem.outputs[0].shape)
-    return {"y": result.view(torch.uint16).numpy() if result.dtype == torch.bfloat16 else result.numpy()}
+    return {problem.outputs[0].name: in_numpy(result)}
+
+
+def in_numpy(result: Any) -> Any:
+    return result.view(torch.uint16).numpy() if result.dtype == torch.bfloat16 else result.numpy()
 
 
 @pytest.mark.parametrize("text", problems())

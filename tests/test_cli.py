@@ -172,7 +172,17 @@ def test_list_names_everything_there_is(capsys: pytest.CaptureFixture[str]) -> N
     for what, names in (
         ("strategies", [s.name for s in all_strategies()]),
         ("targets", list(presets())),
-        ("suites", ["attention_bench", "attention_shapes_public", "conv_bench", "conv_shapes_public", "textbook"]),
+        (
+            "suites",
+            [
+                "attention_bench",
+                "attention_shapes_public",
+                "conv_bench",
+                "conv_shapes_public",
+                "layers_bench",
+                "textbook",
+            ],
+        ),
     ):
         status, out, err = run(capsys, "list", what)
         assert (status, err) == (0, "")
@@ -187,6 +197,7 @@ def test_list_counts_the_problems_of_a_suite(capsys: pytest.CaptureFixture[str])
     # conv_bench lists 66 shapes, each in several dtypes, directions and layouts.
     assert counts["conv_shapes_public"] == (592, 592)
     assert counts["conv_bench"][0] == 66 < counts["conv_bench"][1]
+    assert counts["layers_bench"] == (22, 22)
 
 
 def test_json_problems_are_taken(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from convgen.problem import (
     Conv,
     Direction,
     DType,
+    Pool,
     expand_entry,
     load_suite,
     parse_problem,
@@ -28,6 +29,7 @@ ENTRIES = {
     "attention_shapes_public": 235,
     "conv_bench": 66,
     "conv_shapes_public": 592,
+    "layers_bench": 22,
     "textbook": 15,
 }
 
@@ -46,7 +48,7 @@ def test_every_entry_agrees_with_its_file(name: str, count: int) -> None:
         assert problem_from_json(problem.to_json()) == problem, entry.id
         if problem.direction is not Direction.BPROP:
             assert problem.macs == entry.extras["macs"], entry.id
-        if isinstance(problem, Conv):
+        if isinstance(problem, Conv | Pool):
             assert list(problem.out) == entry.extras["out"], entry.id
         if problem.direction is Direction.FPROP and problem.dtype == "fp16" and "bytes_fp16" in entry.extras:
             assert problem.bytes == entry.extras["bytes_fp16"], entry.id

@@ -45,6 +45,11 @@ class Described(NamedTuple):
     strides: tuple[int, ...]
     dtype: str
 
+    @property
+    def shares_elements(self) -> bool:
+        """Whether several elements are the same memory by a stride of 0."""
+        return any(extent > 1 and not step for extent, step in zip(self.shape, self.strides, strict=True))
+
     def with_batch(self) -> Described:
         """The same memory with a batch of 1 before the other extents."""
         return Described((1, *self.shape), (0, *self.strides), self.dtype)
@@ -118,7 +123,7 @@ def check_extras(wanted: Request, extras: Mapping[str, Described]) -> None:
     specs = {OPERANDS[spec.name]: spec for spec in problem.inputs[2:]} | {"out": problem.outputs[0]}
     for name, array in extras.items():
         spec = specs[name]
-        if name == "out" and any(e > 1 and s == 0 for e, s in zip(array.shape, array.strides, strict=True)):
+        if name == "out" and array.shares_elements:
             raise UsageError("out has stride 0: several of its elements share memory, so it cannot be written")
         shape = spec.shape if wanted.is_batched or len(spec.shape) == 1 else spec.shape[1:]
         if array.shape != shape:

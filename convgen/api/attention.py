@@ -10,7 +10,7 @@ import numpy as np
 
 from convgen.api import host
 from convgen.api.attention_arguments import Options, Request, request
-from convgen.api.calls import Calls
+from convgen.api.calls import Calls, Entry
 from convgen.api.choice import Chooser
 from convgen.api.operands import Operand, check_writable, operand
 from convgen.errors import UsageError
@@ -39,10 +39,16 @@ class AttentionDispatcher:
         for name in ("query", "key", "value"):
             if name not in found:
                 raise UsageError(f"{name} is None, expected an array")
-        entry = self._calls.entry(found, options)
-        if entry.program is None:
-            return self._through_gpu(found, options)
-        return _run(entry.wanted, entry.program, found)
+
+        def work(entry: Entry[Request]) -> Any:
+            if entry.program is None:
+                return self._through_gpu(found, options)
+            return _run(entry.wanted, entry.program, found)
+
+        result = self._calls.run(found, options, work)
+        if given.get("out") is None:
+            return result
+        return (given["out"], result[1]) if isinstance(result, tuple) else given["out"]
 
     def _through_gpu(self, found: Mapping[str, Operand], options: Options) -> Any:
         moved = {name: to_gpu(o.array) for name, o in found.items() if name != "out"}

@@ -107,8 +107,8 @@ def request(arrays: Mapping[str, Described], options: Options) -> Request:
     extents = (batch, heads_q, queries, keys)
     limit = options.workspace_limit
     shape = _shown((batch, heads_q, queries, v.shape[3]), rank)
-    if "out" in arrays and (arrays["out"].shape, arrays["out"].dtype) != (shape, dtype):
-        raise UsageError(f"out is {arrays['out'].dtype} {arrays['out'].shape}, expected {dtype} {shape}")
+    if "out" in arrays:
+        _check_out(arrays["out"], shape, dtype)
     return Request(
         problem=problem,
         rank=rank,
@@ -120,6 +120,13 @@ def request(arrays: Mapping[str, Described], options: Options) -> Request:
         return_lse=bool(options.return_lse),
         workspace_limit=None if limit is None else size("workspace_limit", limit),
     )
+
+
+def _check_out(out: Described, shape: tuple[int, ...], dtype: str) -> None:
+    if (out.shape, out.dtype) != (shape, dtype):
+        raise UsageError(f"out is {out.dtype} {out.shape}, expected {dtype} {shape}")
+    if out.shares_elements:
+        raise UsageError("out has stride 0: several of its elements share memory, so it cannot be written")
 
 
 def _check_options(options: Options) -> None:

@@ -11,10 +11,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from convgen.api import host, settings
 from convgen.api.choice import Chooser
+from convgen.api.decision import Decision
 from convgen.api.dispatch import MAX_CALLS, target_of
 from convgen.api.operands import Operand, check_same_place
 from convgen.compiler import compile_cuda
-from convgen.errors import UsageError
+from convgen.errors import DeviceError, UsageError
 from convgen.plan import Plan
 from convgen.problem import Problem
 from convgen.render import render
@@ -44,6 +45,8 @@ class Entry(Generic[Request]):
     wanted: Request
     program: CudaProgram | SimProgram | None
     """None where NumPy arrays are computed on a GPU: they are a call of another signature there."""
+    decision: Decision | None = None
+    target: Target | None = None
 
 
 class Calls(Generic[Request]):
@@ -61,11 +64,29 @@ class Calls(Generic[Request]):
         self._programs: dict[Hashable, CudaProgram | SimProgram] = {}
         self._lock = threading.Lock()
 
-    def entry(self, found: Mapping[str, Operand], options: Any) -> Entry[Request]:
-        """What a call with these arrays needs. Raises UsageError, ProblemError, NotApplicableError, DeviceError."""
+    def run(self, found: Mapping[str, Operand], options: Any, work: Callable[[Entry[Request]], Any]) -> Any:
+        """What `work` makes of all that a call with these arrays needs.
+
+        Raises UsageError, ProblemError, NotApplicableError, DeviceError.
+        """
         _refuse_gradient(found)
+        while True:
+            entry = self._entry(found, options)
+            try:
+                return work(entry)
+            except DeviceError as error:
+                # CUDA refuses some launches only when it is asked for them.
+                if entry.decision is None or entry.target is None or entry.decision.origin == "predicted":
+                    raise
+                self._chooser.reject(entry.wanted.problem, entry.target, entry.decision, error)
+                self._forget(entry.wanted.problem)
+
+    def _entry(self, found: Mapping[str, Operand], options: Any) -> Entry[Request]:
         key = (options, settings.current(), *((name, type(o.array), o.signature(o.array)) for name, o in found.items()))
-        entry = self._entries.get(key)
+        try:
+            entry = self._entries.get(key)
+        except TypeError:  # an option that cannot be hashed is none that a call takes
+            return self._bind(found, options)
         if entry is None:
             entry = self._bind(found, options)
             if entry.program is None or not _is_capturing(found[self._first]):
@@ -74,6 +95,12 @@ class Calls(Generic[Request]):
                         self._entries.pop(next(iter(self._entries)))
                     self._entries[key] = entry
         return entry
+
+    def _forget(self, problem: Problem) -> None:
+        """Let the next call of a problem be decided anew."""
+        with self._lock:
+            for key in [key for key, entry in self._entries.items() if entry.wanted.problem == problem]:
+                del self._entries[key]
 
     def _bind(self, found: Mapping[str, Operand], options: Any) -> Entry[Request]:
         check_same_place(tuple(found.values()))
@@ -99,10 +126,11 @@ class Calls(Generic[Request]):
         # A first call may come while a graph is captured: it loads code and asks for the device's properties.
         relaxed = contextlib.nullcontext() if first.library is None else relaxed_capture()
         with self._chooser.lock(problem), relaxed:
-            if first.library is not None and setting.mode == "on_miss" and not _is_capturing(first):
-                self._chooser.tune(problem, target, first.device, setting)
-            _, program = self._chooser.choose(problem, target, setting, wanted.workspace_limit, make)
-        return Entry(wanted, program)
+            tuning = first.library is not None and setting.mode == "on_miss" and not _is_capturing(first)
+            if tuning and self._chooser.tune(problem, target, first.device, setting):
+                self._forget(problem)
+            decision, program = self._chooser.choose(problem, target, setting, wanted.workspace_limit, make)
+        return Entry(wanted, program, decision, target)
 
 
 def _is_capturing(first: Operand) -> bool:

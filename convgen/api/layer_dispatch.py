@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from convgen.api import host
-from convgen.api.calls import Calls
+from convgen.api.calls import Calls, Entry
 from convgen.api.choice import Chooser
 from convgen.api.layer_arguments import TENSORS, Options, Request, request
 from convgen.api.operands import Operand, check_writable, operand
@@ -32,10 +32,14 @@ class LayerDispatcher:
         found = {name: operand(name, array) for name, array in given.items() if array is not None}
         if "input" not in found:
             raise UsageError("input is None, expected an array")
-        entry = self._calls.entry(found, options)
-        if entry.program is None:
-            return self._through_gpu(entry.wanted, found, options)
-        return _run(entry.wanted, entry.program, found)
+
+        def work(entry: Entry[Request]) -> Any:
+            if entry.program is None:
+                return self._through_gpu(entry.wanted, found, options)
+            return _run(entry.wanted, entry.program, found)
+
+        y = self._calls.run(found, options, work)
+        return y if given.get("out") is None else given["out"]
 
     def _through_gpu(self, wanted: Request, found: Mapping[str, Operand], options: Options) -> Any:
         moved = {name: to_gpu(o.array) for name, o in found.items() if name != "out"}
@@ -70,9 +74,9 @@ def _run(wanted: Request, program: CudaProgram | SimProgram, found: Mapping[str,
         return _stored(outputs["y"] if wanted.is_batched else outputs["y"][0], found)
     if "out" in found:
         written["y"] = _batched(wanted, found["out"].array)
-    y = program.run(inputs, written)["y"]
-    if "out" in found:
-        return found["out"].array
+    # What training saves for its backward pass is no result of the call.
+    unread = [spec.name for spec in wanted.problem.outputs if spec.name != "y"]
+    y = program.run(inputs, written, unread=unread)["y"]
     return y if wanted.is_batched else y[0]
 
 

@@ -1,4 +1,4 @@
-"""cuDNN through PyTorch, as contestants: on the same numbers and stream, captured in a graph as often as ours.
+"""cuDNN and PyTorch as contestants: on the same numbers and stream, captured in a graph as often as ours.
 
 Where the layout is the same, the tensors are the same memory as our arrays. PyTorch is imported here alone, and only
 when a benchmark asks for peers.
@@ -10,18 +10,19 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from convgen.bench import torch_attention
-from convgen.bench.torch_calls import DTYPES, call_of, unsqueezed, why_not
+from convgen.bench import torch_attention, torch_layers
+from convgen.bench.torch_calls import DTYPES, Windowed, call_of, unsqueezed, why_not
 from convgen.measure import Replay
-from convgen.problem import Attention, Conv, DType, Layout, Problem, TensorSpec
+from convgen.problem import Attention, BatchNorm, Conv, DType, Layout, Pool, Problem, TensorSpec
 
 GROUPS = ("cudnn", "torch")
 """What `--against` chooses from: cuDNN's best engine by benchmark, and PyTorch as it comes (cudnn.benchmark off). Of
-attention: every fused backend of PyTorch's, and the one that it takes by itself."""
+attention and batch normalisation: every backend of PyTorch's, and the one that it takes by itself."""
 
 DEVICE = "cuda"
 
@@ -49,7 +50,7 @@ class TorchPeers:
         self.stream = stream
         self.against = tuple(against)
         self._side = torch.cuda.ExternalStream(stream.ptr)
-        self._tensors: dict[tuple[Conv, Layout], list[dict[str, Any]]] = {}
+        self._tensors: dict[tuple[Problem, Layout], list[dict[str, Any]]] = {}
 
     @property
     def versions(self) -> dict[str, str | None]:
@@ -70,6 +71,8 @@ class TorchPeers:
             yield from self._convolutions(problem, sets)
         elif isinstance(problem, Attention):
             yield from self._attentions(problem, sets)
+        elif isinstance(problem, Pool | BatchNorm):
+            yield from self._layers(problem, sets)
 
     def _convolutions(self, problem: Conv, sets: Sequence[Arrays]) -> Iterator[TorchContestant | Refused]:
         reason = why_not(problem)
@@ -94,6 +97,25 @@ class TorchPeers:
             else:
                 yield TorchContestant(name, self, tensors, call, functools.partial(self._attending, name))
 
+    def _layers(self, problem: Pool | BatchNorm, sets: Sequence[Arrays]) -> Iterator[TorchContestant | Refused]:
+        wanted = dict.fromkeys(name for group in self.against for name in torch_layers.backends(problem, group))
+        for backend, (suffix, form) in itertools.product(wanted, forms(problem)):
+            name, reason = f"{backend}_{suffix}", torch_layers.why_not(form, backend)
+            if reason is not None:
+                yield Refused(name, reason)
+                continue
+            tensors = [self._with_own_statistics(form, some) for some in self.tensors(problem, form, sets)]
+            call = torch_layers.call_of(form, backend, self.torch)
+            yield TorchContestant(name, self, tensors, call, functools.partial(self.active, False, False))
+
+    def _with_own_statistics(self, form: Pool | BatchNorm, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Training writes the running statistics it reads, which are other contestants' inputs as well."""
+        if isinstance(form, Pool) or not (form.is_training and form.running):
+            return tensors
+        own = {name: tensors[name].clone() for name in torch_layers.STATISTICS}
+        self.torch.cuda.synchronize()
+        return tensors | own
+
     @contextlib.contextmanager
     def _attending(self, name: str) -> Iterator[None]:
         backend = torch_attention.BACKENDS.get(name.removeprefix("sdpa_"))
@@ -102,7 +124,7 @@ class TorchPeers:
         with self.active(False, False), chosen:
             yield
 
-    def tensors(self, problem: Conv, form: Conv, sets: Sequence[Arrays]) -> list[dict[str, Any]]:
+    def tensors(self, problem: Windowed, form: Windowed, sets: Sequence[Arrays]) -> list[dict[str, Any]]:
         """Our buffers as the tensors of another form of the problem: the same memory if the layout is the same."""
         key = (form, problem.layout)
         if key not in self._tensors:
@@ -141,7 +163,7 @@ class TorchPeers:
         self.torch.cuda.synchronize()
         self.torch.cuda.empty_cache()
 
-    def _converted(self, form: Conv, ours: Conv, arrays: Arrays) -> dict[str, Any]:
+    def _converted(self, form: Windowed, ours: Windowed, arrays: Arrays) -> dict[str, Any]:
         specs = {spec.name: spec for spec in ours.inputs}
         if form.accumulate:
             specs["old"] = ours.outputs[0]
@@ -161,9 +183,11 @@ class TorchPeers:
         return tensor.as_strided(spec.shape, spec.strides)
 
 
-def forms(problem: Conv) -> list[tuple[str, Conv]]:
+def forms(problem: Windowed) -> list[tuple[str, Windowed]]:
     """The problem in each memory format, by the peer's suffix. PyTorch has no channels-last for 1-D tensors: there the
-    same memory is a 2-D image of height 1."""
+    same memory is a 2-D image of height 1. Without spatial dimensions there is one format."""
+    if not problem.nd:
+        return [("nchw", problem)]
     first, last = (dataclasses.replace(problem, layout=layout) for layout in Layout)
     if problem.nd == 1:
         return [("nchw", first), ("1d_nhwc", unsqueezed(last))]
@@ -181,7 +205,7 @@ class TorchContestant:
         call: Callable[[Mapping[str, Any]], Any],
         active: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`call` computes the output of `tensors[index]` where `active()` holds."""
+        """`call` computes the output of `tensors[index]`, or a tuple of outputs, where `active()` holds."""
         self.name = name
         self._peers = peers
         self._tensors = tensors
@@ -194,11 +218,11 @@ class TorchContestant:
             return self._call(self._tensors[index])
 
     def answers(self, specs: Sequence[TensorSpec]) -> Mapping[str, Any]:
-        """The one output for the first set of buffers, as a CuPy array in logical order."""
-        [spec] = specs
+        """The outputs for the first set of buffers, as CuPy arrays in logical order."""
         result = self.run(0)
         self._peers.stream.synchronize()
-        return {spec.name: self._peers.array(result, spec)}
+        results = result if isinstance(result, tuple) else (result,)
+        return {spec.name: self._peers.array(some, spec) for spec, some in zip(specs, results, strict=True)}
 
     def capture(self, repetitions: int) -> Replay:
         """As `measure.capture`, but by PyTorch, whose allocator must know.

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from convgen.problem import Activation, Conv, Direction, DType, Epilogue, PadMode, TensorSpec
+from convgen.problem import Activation, BatchNorm, Conv, Direction, DType, Epilogue, PadMode, Pool, TensorSpec
+
+Windowed = TypeVar("Windowed", bound=Conv | Pool | BatchNorm)
+"""Problems on images."""
 
 Tensors = Mapping[str, Any]
 Call = Callable[[Tensors], Any]
 
 DTYPES = {DType.FP32: "float32", DType.FP16: "float16", DType.BF16: "bfloat16"}
-"""Element types that PyTorch convolves on a GPU, and what it calls them."""
+"""Element types that PyTorch computes with on a GPU, and what it calls them."""
 
 _PAD_MODES = {PadMode.ZEROS: "constant", PadMode.REFLECT: "reflect", PadMode.REPLICATE: "replicate",
               PadMode.CIRCULAR: "circular"}  # fmt: skip
+_OF_HEIGHT_1 = {
+    "spatial": 1, "filter": 1, "stride": 1, "pad_lo": 0, "pad_hi": 0, "dilation": 1, "output_padding": 0,
+}  # fmt: skip
 _PAD_GRADIENTS = {PadMode.REFLECT: "reflection", PadMode.REPLICATE: "replication"}
 
 
@@ -32,18 +38,12 @@ def why_not(problem: Conv) -> str | None:
     return None
 
 
-def unsqueezed(problem: Conv) -> Conv:
+def unsqueezed(problem: Windowed) -> Windowed:
     """A 1-D problem as the 2-D one of height 1, which is the same memory."""
-    return dataclasses.replace(
-        problem,
-        spatial=(1, *problem.spatial),
-        filter=(1, *problem.filter),
-        stride=(1, *problem.stride),
-        pad_lo=(0, *problem.pad_lo),
-        pad_hi=(0, *problem.pad_hi),
-        dilation=(1, *problem.dilation),
-        output_padding=(0, *problem.output_padding),
-    )
+    grown: dict[str, Any] = {
+        name: (one, *getattr(problem, name)) for name, one in _OF_HEIGHT_1.items() if hasattr(problem, name)
+    }
+    return dataclasses.replace(problem, **grown)
 
 
 def call_of(problem: Conv, torch: Any, like: Callable[[TensorSpec], Any]) -> Call:
@@ -61,7 +61,7 @@ def call_of(problem: Conv, torch: Any, like: Callable[[TensorSpec], Any]) -> Cal
         result = convolve(tensors, tensors["bias"] if fused_bias else None)
         if result.dtype != out:
             result = result.to(out)
-        result = _finished(rest, torch, result, tensors)
+        result = finished(rest, torch, result, tensors)
         return result.add_(tensors["old"]) if problem.accumulate else result
 
     return call
@@ -144,8 +144,8 @@ def _pairs(low: Sequence[int], high: Sequence[int]) -> list[int]:
 # --- the epilogue ---------------------------------------------------------------------------------------
 
 
-def _finished(epilogue: Epilogue, torch: Any, y: Any, tensors: Tensors) -> Any:
-    """Elementwise calls behind the convolution, in place where PyTorch can."""
+def finished(epilogue: Epilogue, torch: Any, y: Any, tensors: Tensors) -> Any:
+    """Elementwise calls behind what gave `y`, in place where PyTorch can."""
 
     def vector(name: str) -> Any:
         return tensors[name].view(-1, *(1,) * (y.dim() - 2))

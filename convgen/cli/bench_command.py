@@ -60,7 +60,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="PEER,…",
         default="cudnn",
         help="cudnn: PyTorch with cudnn.benchmark, in both memory formats, and cuDNN's own frontend where installed; "
-        "torch: PyTorch as it comes; none. Default: cudnn",
+        "of other layers each backend that PyTorch has; torch: PyTorch as it comes; none. Default: cudnn",
     )
     parser.add_argument(
         "--rounds", type=whole(LEAST_ROUNDS), metavar="N", help=f"at least {LEAST_ROUNDS}; default: as time allows"

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
@@ -79,6 +79,7 @@ class CudaProgram:
         *,
         stream: Any = None,
         prepared: PreparedWeights | None = None,
+        unread: Collection[str] = (),
     ) -> dict[str, Any]:
         """Put the plan's work on a stream and return the outputs by name; those not given are allocated.
 
@@ -88,7 +89,8 @@ class CudaProgram:
         input) is computed aside and copied back. New outputs have the problem's layout and the first input's library.
         `stream` is an int, a CuPy or PyTorch stream or one with `__cuda_stream__`, the library's current one unless
         given. Sizes that are known at launch only are read from the arrays. `prepared` stands for the weights: what
-        `prepare` returned, on the same device.
+        `prepare` returned, on the same device. `unread` names outputs that the caller lets go of at once: they are kept
+        as long as the plan's own temporary memory.
 
         Raises UsageError for an array of another shape, dtype or device, or one that is missing; DeviceError for a
         failing CUDA call; ProblemError for a size beyond the problem's bound.
@@ -109,7 +111,7 @@ class CudaProgram:
             handle = current if stream is None else stream_handle(stream)
             call = Call(library, first, view, device, handle, self._sizes(inputs))
             with contextlib.nullcontext() if handle == current else library.use_stream(handle, device):
-                return self._run(call, inputs, given, prepared)
+                return self._run(call, inputs, given, prepared, unread)
 
     def prepare(self, weights: Any, *, stream: Any = None) -> PreparedWeights:
         """Do on a stream, once, what depends on the weights alone, for any number of runs that are given the result.
@@ -158,7 +160,12 @@ class CudaProgram:
     # --- one run --------------------------------------------------------------------------------------
 
     def _run(
-        self, call: Call, inputs: Mapping[str, Any], given: Mapping[str, Any], prepared: PreparedWeights | None
+        self,
+        call: Call,
+        inputs: Mapping[str, Any],
+        given: Mapping[str, Any],
+        prepared: PreparedWeights | None,
+        unread: Collection[str],
     ) -> dict[str, Any]:
         size = self.sized(call.sizes, () if prepared is None else self.preparation.buffers)
         addresses = {size_key(name): value for name, value in call.sizes.items}
@@ -186,6 +193,8 @@ class CudaProgram:
                     raise UsageError(f"outputs: {tensor.name} missing; the problem adds to what it holds")
                 array = call.library.empty(tensor.shape, tensor.strides, tensor.dtype, call.first)
                 addresses[tensor.name] = call.library.view(array).pointer
+                if tensor.name in unread:
+                    kept.append(array)
             else:
                 library, destination = native(tensor.name, array)
                 address, aside = writable(tensor, library, destination, call, read, self.plan.problem.accumulate)

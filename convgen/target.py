@@ -211,7 +211,7 @@ _PRESETS: Mapping[str, Target] = MappingProxyType(
     {
         target.name: target
         for target in (
-            _preset("h200", "sm_90a", 132, 1980, 50, _rates(4800, 66.9, **_HOPPER), _H200_MEASURED),
+            _preset("h200", "sm_90a", 132, 1980, 60, _rates(4800, 66.9, **_HOPPER), _H200_MEASURED),
             _preset("h100", "sm_90a", 132, 1980, 50, _rates(3350, 66.9, **_HOPPER)),
             _preset(
                 "b200",

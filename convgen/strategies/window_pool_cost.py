@@ -19,7 +19,8 @@ THREAD, LOAD, EXISTS, STORE, DIVIDE = 60, 2, 2, 4, 10
 LOAD_WAIT = 600
 """Cycles a row of pixels takes to come, where the loop over rows is not written out."""
 
-REGISTERS = 24
+REGISTERS, HELD = 24, 1.0
+"""Of a thread; and of the pixels that it reads in one go, the share that the compiler has in registers at a time."""
 
 
 def seconds(
@@ -71,7 +72,7 @@ def seconds(
             blocks=-(-threads // block),
             threads=block,
             warps=block / target.warp,
-            registers=REGISTERS + results + (columns * lanes if windowed else 4 * lanes),
+            registers=REGISTERS + results + HELD * rows / rounds * columns * lanes,
             shared_bytes=0,
             instructions=instructions,
             wavefronts=wavefronts,

@@ -132,6 +132,25 @@ def test_a_winner_by_older_code_that_made_the_same_program_is_as_good_as_todays(
     assert decide(LAYER, H200, layers).origin == "stale"
 
 
+def test_the_same_program_by_older_code_wins_over_a_slower_one_by_todays(tmp_path: Path, layers: Layers) -> None:
+    """A strategy whose files changed must not lose to one whose files did not: the tier is the program's."""
+    slow = _trial_of(LAYER, get_strategy("im2col"), seconds=1e-2)
+    old = Toolchain("old", toolchains()["direct"].compiler, PROTOCOL)
+    plan = lower(LAYER, DIRECT, None, H200)
+    fast = dataclasses.replace(
+        _trial_of(LAYER, DIRECT, seconds=1e-4), toolchain=old, source_key=program_key(plan, render(plan), "cuda")
+    )
+    another = dataclasses.replace(fast, source_key="another")
+    write_lines([slow, fast], tmp_path / "winners.jsonl")
+    layers.record([slow, fast])
+    for place in (layers, Layers(None, None, Shipped(tmp_path))):
+        assert decide(LAYER, H200, place).strategy.name == "direct"
+    layers.record([another])
+    write_lines([slow, another], tmp_path / "winners.jsonl")
+    for place in (layers, Layers(None, None, Shipped(tmp_path))):
+        assert decide(LAYER, H200, place).strategy.name == "im2col"
+
+
 def test_a_similar_problems_winner_comes_before_the_cost_model(layers: Layers) -> None:
     near, far = (dataclasses.replace(LAYER, n=n) for n in (16, 1))
     layers.record([_trial_of(far, DIRECT, tile_channel=1), _trial_of(near, get_strategy("im2col"))])

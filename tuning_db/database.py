@@ -28,6 +28,7 @@ from tuning_db.records import (
     Trial,
     always,
     config_text,
+    never,
 )
 from tuning_db.rows import peer_of, run_of, trial_of
 from tuning_db.statements import (
@@ -121,11 +122,17 @@ class Database:
     # --- reading --------------------------------------------------------------------------------------
 
     def winner(
-        self, task: Task, current: Mapping[str, Toolchain], accepts: Callable[[Trial], bool] = always
+        self,
+        task: Task,
+        current: Mapping[str, Toolchain],
+        accepts: Callable[[Trial], bool] = always,
+        is_todays: Callable[[Trial], bool] = never,
     ) -> Found | None:
         """The task's fastest right trial: of a toolchain as it is now, else a stale one; None if it knows none.
 
         `current` has today's toolchain of every strategy; others' trials, and those not accepted, are passed over.
+        `is_todays` is asked of the best trial of an older toolchain, where that would win, whether its program is the
+        one that today's code makes all the same: then it is as good as if that had made it.
         """
         best: Found | None = None
         with self._reading() as connection:
@@ -134,16 +141,16 @@ class Database:
                 _, strategy, codegen, compiler, protocol, stage = group
                 if (chain := current.get(strategy)) is not None:
                     stale = (codegen, compiler, protocol) != (chain.codegen, chain.compiler, chain.protocol)
-                    groups.append(((stale, *_quality(stage, seconds)), group))
+                    groups.append(((*_quality(stage, seconds), stale), group))
             groups.sort(key=lambda item: item[0])
-            for rank, group in groups:
-                if best is not None and best.rank <= rank:
+            for (*quality, stale), group in groups:
+                if best is not None and best.rank <= (False, *quality):
                     break
                 keys = {f"its_{name}": value for name, value in zip(_GROUP, group, strict=True)}
                 with contextlib.closing(self._records(connection.execute(BEST_OF_GROUP, keys), trial_of)) as trials:
                     trial = next(filter(accepts, trials), None)
                 if trial is not None:
-                    found = Found(trial, "stale" if rank[0] else "trusted")
+                    found = Found(trial, "stale" if stale and not is_todays(trial) else "trusted")
                     best = found if best is None or found.rank < best.rank else best
         return best
 

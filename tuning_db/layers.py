@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -22,7 +22,7 @@ from tuning_db.engine import shared_location, user_location
 from tuning_db.errors import DatabaseError, TuningDatabaseWarning
 from tuning_db.lines import records
 from tuning_db.opening import open_database
-from tuning_db.records import Found, Peer, Run, Task, Toolchain, Trial, always
+from tuning_db.records import Found, Peer, Run, Task, Toolchain, Trial, always, never
 from tuning_db.shipped import Shipped
 
 REST_SECONDS = 60.0
@@ -59,12 +59,18 @@ class Layers:
         self._rests_until: dict[str, float] = {}
 
     def winner(
-        self, task: Task, current: Mapping[str, Toolchain], accepts: Callable[[Trial], bool] = always
+        self,
+        task: Task,
+        current: Mapping[str, Toolchain],
+        accepts: Callable[[Trial], bool] = always,
+        is_todays: Callable[[Trial], bool] = never,
     ) -> Found | None:
-        """The best known that is accepted: trusted ones of the user's, the shared and the shipped layer, then stale."""
+        """The best known that is accepted: trusted ones of the user's, the shared and the shipped layer, then stale;
+        see `Database.winner`."""
         stale: Found | None = None
         for name, sources in self._layers():
-            known = [self._tried(name, source, partial(source.winner, task, current, accepts)) for source in sources]
+            asked = [partial(source.winner, task, current, accepts, is_todays) for source in sources]
+            known = [self._tried(name, source, ask) for source, ask in zip(sources, asked, strict=True)]
             best = min((found for found in known if found is not None), key=lambda found: found.rank, default=None)
             if best is None:
                 continue
@@ -74,14 +80,18 @@ class Layers:
             stale = stale or best
         return stale
 
-    def is_searched(self, found: Found, strategies: Collection[str]) -> bool:
-        """Whether a winner answers for all of these strategies: a run that tried them all, by the code that made it,
-        was finished. One that came to its layer without its run counts as finished."""
+    def untried(self, found: Found, strategies: Sequence[str]) -> Sequence[str]:
+        """For which of these strategies a winner does not answer: those that no finished run tried, by the code that
+        made it (of the run that leaves the fewest). One that came to its layer without its run answers for all."""
         runs: list[Run] = []
         for name, sources in self._layers():
             for source in sources if name == found.layer else ():
                 runs += self._tried(name, source, partial(source.runs_with, found.trial)) or ()
-        return not any(run.id == found.trial.run for run in runs) or any(_covers(run, strategies) for run in runs)
+        if not any(run.id == found.trial.run for run in runs):
+            return ()
+        tried = [run.settings.get("strategies") for run in runs if run.outcome == "finished"]
+        left = [[name for name in strategies if name not in names] for names in tried if isinstance(names, list)]
+        return min(left, key=len, default=strategies)
 
     def neighbours(self, task: Task) -> list[Trial]:
         """Winners of all tasks of the same kind on the same GPU; a task's is the upper layer's."""
@@ -199,11 +209,6 @@ class Layers:
                 return
             self._told.add(name)
         warnings.warn(f"the {name} tuning database: {text}", TuningDatabaseWarning, stacklevel=4)
-
-
-def _covers(run: Run, strategies: Collection[str]) -> bool:
-    tried = run.settings.get("strategies")
-    return run.outcome == "finished" and isinstance(tried, list) and all(name in tried for name in strategies)
 
 
 def open_layers(user: Database | None = None) -> Layers:

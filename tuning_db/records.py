@@ -146,6 +146,11 @@ class Found:
         return self.tier == "stale", *self.trial.quality
 
 
+def never(trial: Trial) -> bool:
+    """Knows no trial."""
+    return False
+
+
 def always(trial: Trial) -> bool:
     """Accepts every trial."""
     return True

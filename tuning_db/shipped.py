@@ -10,7 +10,7 @@ from pathlib import Path
 from tuning_db.database import Database
 from tuning_db.lines import merge, read_lines
 from tuning_db.opening import open_database
-from tuning_db.records import Found, Record, Run, Task, Toolchain, Trial, always
+from tuning_db.records import Found, Record, Run, Task, Toolchain, Trial, always, never
 
 WINNERS = Path(__file__).parent / "winners"
 
@@ -27,15 +27,21 @@ class Shipped:
         self._runs: dict[str, Run] = {}
 
     def winner(
-        self, task: Task, current: Mapping[str, Toolchain], accepts: Callable[[Trial], bool] = always
+        self,
+        task: Task,
+        current: Mapping[str, Toolchain],
+        accepts: Callable[[Trial], bool] = always,
+        is_todays: Callable[[Trial], bool] = never,
     ) -> Found | None:
         """As `Database.winner`."""
-        found = [
-            Found(trial, "trusted" if trial.toolchain == current[trial.strategy] else "stale")
-            for trial in self._right().get(task.identity, ())
-            if trial.strategy in current
-        ]
-        return next((one for one in sorted(found, key=lambda one: one.rank) if accepts(one.trial)), None)
+        stale: Found | None = None
+        for trial in sorted(self._right().get(task.identity, ()), key=lambda trial: trial.quality):
+            if trial.strategy not in current or not accepts(trial):
+                continue
+            if trial.toolchain == current[trial.strategy] or is_todays(trial):
+                return Found(trial, "trusted")
+            stale = stale or Found(trial, "stale")
+        return stale
 
     def neighbours(self, task: Task) -> list[Trial]:
         """As `Database.neighbours`."""

@@ -119,7 +119,12 @@ def stored(
             choices[_mark(trial)] = choice
         return choice is not None
 
-    found = layers.winner(task_of(problem, target, simulated=simulated), current, accepts)
+    def is_todays(trial: Trial) -> bool:
+        strategy, config = choices[_mark(trial)]
+        plan = lower(problem, strategy, config, target)
+        return _is_same_program(trial, plan, current[strategy.name], "sim" if simulated else "cuda")
+
+    found = layers.winner(task_of(problem, target, simulated=simulated), current, accepts, is_todays)
     if refused:
         warnings.warn(
             f"the tuning database's config of {refused[0]}; the next best is taken. `convgen db forget` removes such, "
@@ -129,16 +134,10 @@ def stored(
     if found is None:
         return None
     choice = choices[_mark(found.trial)]
-    trusted = found.tier == "trusted" or _is_same_program(
-        found.trial, lower(problem, *choice, target), current[choice[0].name], "sim" if simulated else "cuda"
-    )
-    if not trusted:
+    if found.tier == "stale":
         return Decision(*choice, "stale", found.trial)
-    # Defaults take longer to settle than all of this, so whether they fit is asked only if it matters.
-    claiming = [s for s in strategies if refusal(problem, s, target) is None]
-    searched = layers.is_searched(found, [s.name for s in claiming]) or layers.is_searched(
-        found, [s.name for s in claiming if why_not(problem, s, target) is None]
-    )
+    untried = layers.untried(found, [s.name for s in strategies])
+    searched = all(why_not(problem, s, target) is not None for s in strategies if s.name in untried)
     return Decision(*choice, "tuned" if searched else "unfinished", found.trial)
 
 

@@ -66,10 +66,14 @@ def draw(found: dict[str, dict[int, dict[str, Any]]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(found), figsize=(5 * len(found), 4), squeeze=False)
+    names = sorted({name for rows in found.values() for row in rows.values() for name in row["us"]})
     for place, (case, rows) in zip(axes.flat, found.items(), strict=True):
-        for name in sorted({name for row in rows.values() for name in row["us"]}):
+        for number, name in enumerate(names):
             points = [(size, row["us"][name]) for size, row in rows.items() if name in row["us"]]
-            place.loglog(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+            sizes, times = zip(*points, strict=True) if points else ((), ())
+            place.loglog(sizes, times, marker="o", markersize=3, label=name, color=f"C{number}")
+        place.set_xticks(list(rows), labels=list(map(str, rows)))
+        place.minorticks_off()
         place.set_title(case)
         place.set_xlabel("filter extent")
         place.set_ylabel("µs")

@@ -38,6 +38,7 @@ NORMS = (
     "batch_norm n=4 c=6 in=7x5 dtype=bf16",
 )
 ATTENTIONS = (
+    "attention batch=2 heads_q=4 heads_kv=2 seq_q=1 seq_kv=19 head_dim=16 causal=bottom_right",
     "attention batch=2 heads_q=4 heads_kv=2 seq_q=9 seq_kv=12 head_dim=16",
     "attention batch=2 heads_q=2 seq_q=9 head_dim=16 causal=top_left scale=0.3 layout=bshd",
     "attention batch=2 heads_q=2 seq_q=9 seq_kv=12 head_dim=16 head_dim_v=8 mask=batch",

@@ -18,7 +18,7 @@ BACKENDS = {"flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION", "efficient":
 
 def why_not(problem: Attention) -> str | None:
     """Why PyTorch's function cannot compute the problem; None if it can. A backend may still refuse it."""
-    left, right = problem.window
+    left, right = problem.window if _hides(problem) else (None, None)
     reasons = {
         "it has no window": left is not None or right not in (None, 0),
         "it has no softcap": problem.softcap > 0,
@@ -37,11 +37,17 @@ def why_not(problem: Attention) -> str | None:
     return f"scaled_dot_product_attention does not do it: {', '.join(found)}" if found else None
 
 
+def _hides(problem: Attention) -> bool:
+    """Whether the window hides anything: the last query of a causal cache sees all of it."""
+    _, queries, keys = problem.typical_sizes
+    return problem.visible_pairs < queries * keys
+
+
 def call_of(problem: Attention, torch: Any) -> Callable[[Tensors], Any]:
     """What computes the output from the problem's inputs by name, q, k and v as (B, H, S, D)."""
     attend = torch.nn.functional.scaled_dot_product_attention
     options = {
-        "is_causal": problem.is_causal,
+        "is_causal": problem.is_causal and _hides(problem),
         "scale": problem.scale,
         "enable_gqa": problem.heads_q != problem.heads_kv,
     }

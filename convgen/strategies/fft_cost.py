@@ -1,6 +1,7 @@
 """The cost model of `fft`: what a config asks of the GPU, counted from the loops of its template.
 
-Constants are instructions or cycles, estimated from the emitted code; they are yet to be fitted to measured kernels.
+Constants are instructions or cycles, estimated from the emitted code and fitted to kernels measured on an H200
+(benchmarks/fit_costs.py).
 """
 
 from __future__ import annotations

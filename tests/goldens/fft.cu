@@ -1,10 +1,11 @@
-// conv2d_fprop_fft_n2c8i13x11_k12f3x3p1_fp32_nchw_08fd5990
+// conv2d_fprop_fft_inverse_n2c8i13x11_k12f3x3p1_fp32_nchw_d95010bb
 // conv2d n=2 c=8 k=12 in=13x11 filter=3x3 pad=1 epilogue=bias+relu accuracy=fast
-// fft: product=fused,tile_h=4,tile_w=4,radix=8,threads=32,tiles=1,tile_channel=1
+// fft: product=batched,tile_h=4,tile_w=4,radix=8,threads=32,tiles=1,tile_channel=1
 //
-// Idea       The input is cut into tiles that overlap by the filter's reach. A tile makes one trip to memory: transformed,
-//            multiplied by the transformed filters, transformed back, and the results that nothing wrapped around into kept.
-//            First kernel: the transformed filters, which depend on w alone. Second kernel: all else.
+// Idea       The input is cut into tiles that overlap by the filter's reach. Tiles and filters are transformed; at every frequency
+//            the sum over channels is a matrix product of its own; its results are transformed back, and those that nothing
+//            wrapped around into are kept. Kernels: the filters' spectra, which depend on w alone; the tiles'; the products; the
+//            inverse.
 //            Overlap-save: Stockham, High-speed convolution and correlation, 1966. Folding: Crandall and Fagin, Discrete
 //            weighted transforms and large-integer arithmetic, 1994.
 //
@@ -22,10 +23,11 @@
 //            X^2 - i, turned by exp(i pi n / 4) to be a cyclic transform of 2 x 4 points. No spectrum
 //            is unpacked, no point is computed twice.
 //
-// Mapping    block   1 tile, 32 threads; 1 result channel of each transformed tile
+// Mapping    block   1 tile, 32 threads
 //            pass    H0  along h: 4 transforms of 2 points, one a thread at a time, from memory
 //                    W0  along w: 2 transforms of 4 points, one a thread at a time, kept for product and inverse
 //            grid.x  channel blocks (fastest), then tiles of an image, groups, batch elements
+//            product thread  1 result channels x 4 tiles at one frequency; neighbouring threads take neighbouring frequencies
 //
 // Shared     1 x [2 h][5] complex numbers, 4 of a row used: the pitch is odd, so that neighbouring threads meet
 //            different banks along rows and along columns.
@@ -402,7 +404,7 @@ __device__ __forceinline__ int tap_at(int n) {
 // First kernel: a transformed filter a block, divided by the points of a tile, in the order in which threads need it:
 // [g][m][q][point of an item][item of the last pass].
 extern "C" __global__ void __launch_bounds__(32)
-conv2d_fprop_fft_spectra_n2c8i13x11_k12f3x3p1_fp32_nchw_08fd5990(const float* __restrict__ w, float* __restrict__ spectra) {
+conv2d_fprop_fft_spectra_n2c8i13x11_k12f3x3p1_fp32_nchw_d95010bb(const float* __restrict__ w, float* __restrict__ spectra) {
     CONVGEN_SHARED(shared);
     float* const tiles = reinterpret_cast<float*>(shared);
     const int q = static_cast<int>(blockIdx.x) % kQ;
@@ -505,59 +507,104 @@ __device__ __forceinline__ void finish(float* tiles, int thread, const in_t* x, 
     }
 }
 
-// Second kernel.
-extern "C" __global__ void __launch_bounds__(32, 32)
-conv2d_fprop_fft_n2c8i13x11_k12f3x3p1_fp32_nchw_08fd5990(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ spectra, const float* __restrict__ bias, float* y) {
+// Second kernel: the spectra of x's tiles, [b][g][tile][q][point of an item][item of the last pass].
+extern "C" __global__ void __launch_bounds__(32)
+conv2d_fprop_fft_forward_n2c8i13x11_k12f3x3p1_fp32_nchw_d95010bb(const float* __restrict__ x, float* __restrict__ transformed) {
     CONVGEN_SHARED(shared);
     float* const tiles = reinterpret_cast<float*>(shared);
-    const int thread = threadIdx.x;
     constexpr int batch = 2;
-    const auto unit_of = [&](int plane) { return Unit<kMBlocks>(static_cast<int>(blockIdx.x) * kTiles + plane, batch); };
+    const int first_unit = static_cast<int>(blockIdx.x) * kTiles;
+    transform(tiles, kTiles, threadIdx.x, [&](const First& item, int n) {
+        const Unit<kQ> unit(first_unit + item.plane, batch);
+        return pixel_at(x, unit, unit.inner, n, item.lane);
+    });
+    last_pass(tiles, kTiles, threadIdx.x, [&](const Last& item, int j, Complex value) {
+        if (!Unit<kQ>(first_unit + item.plane, batch).exists) return;
+        float* const spectrum = transformed + 2 * kPoints * static_cast<long long>(first_unit + item.plane);
+        store_pack(spectrum + 2 * (j * Last::kItems + item.item), Pack<float, 2>{value.x, value.y});
+    });
+}
 
-    // Sums over the channels, in the frequency domain, of the items that are the thread's in the last pass.
-    constexpr int kRounds = 1;
-    Complex sums[kTileM][kRounds][Last::kRadix] = {};
-    #pragma unroll 1
-    for (int q = 0; q < kQ; ++q) {
-        if (q > 0) __syncthreads();  // nobody reads the channel before any more
-        transform(tiles, kTiles, thread, [&](const First& item, int n) {
-            return pixel_at(x, unit_of(item.plane), q, n, item.lane);
-        });
-        #pragma unroll
-        for (int round = 0; round < kRounds; ++round) {
-            const int index = round * kThreads + thread;
-            if (kTiles * Last::kItems % kThreads != 0 && index >= kTiles * Last::kItems) break;
-            const Last item(index);
-            const Unit<kMBlocks> unit = unit_of(item.plane);
-            Complex v[Last::kRadix];
-            item.load(v, tiles);
-            dft(v);
-            #pragma unroll
-            for (int m = 0; m < kTileM; ++m) {
-                const int channel = unit.inner * kTileM + m;
-                const float* const spectrum = spectra + 2 * (((unit.g * kM + channel) * kQ + q) * static_cast<long long>(kPoints) + item.item);
-                #pragma unroll
-                for (int j = 0; j < Last::kRadix; ++j) {
-                    const Pack<float, 2> factor = load_pack<2>(spectrum + 2 * j * Last::kItems);
-                    sums[m][round][j] = fma_acc(v[j], Complex{factor.lane[0], factor.lane[1]}, sums[m][round][j]);
-                }
-            }
-        }
-    }
+// Third kernel: at every frequency, products[u][m] = sum over q of transformed[u][q] * spectra[m][q], u a tile of a group.
+// A warp's lanes are neighbouring frequencies, so that all its accesses are whole lines; its operands are in L1 for the
+// other warps of the block.
+extern "C" __global__ void __launch_bounds__(256)
+conv2d_fprop_fft_product_n2c8i13x11_k12f3x3p1_fp32_nchw_d95010bb(const float* __restrict__ transformed, const float* __restrict__ spectra, float* __restrict__ products) {
+    constexpr int batch = 2;
+    constexpr int kTilesU = 4, kWarpsM = 4, kWarpsU = 256 / 32 / kWarpsM;
+    constexpr int kImageTiles = 7 * 6;
+    constexpr int kBlocksM = (kM + kTileM * kWarpsM - 1) / (kTileM * kWarpsM), kBlocksE = (kPoints + 31) / 32;
+    const int warp = threadIdx.x / 32;
+    int block = static_cast<int>(blockIdx.x);
+    const int m0 = (block % kBlocksM * kWarpsM + warp % kWarpsM) * kTileM;
+    block /= kBlocksM;
+    const int point = block % kBlocksE * 32 + static_cast<int>(threadIdx.x) % 32;
+    block /= kBlocksE;
+    const int g = block % kGroups;
+    const int u0 = (block / kGroups * kWarpsU + warp / kWarpsM) * kTilesU;
+    if (point >= kPoints || m0 >= kM) return;
 
-    const Epilogue epilogue{bias};
+    // Rows of tile u of the group, which is tile u % kImageTiles of batch element u / kImageTiles; the last one for those
+    // beyond it.
+    const int last_tile = batch * kImageTiles - 1;
+    const auto row_of = [&](int u) {
+        const int known = min(u, last_tile);
+        return (known / kImageTiles * kGroups + g) * static_cast<long long>(kImageTiles) + known % kImageTiles;
+    };
+    const float* tile[kTilesU];
     #pragma unroll
-    for (int m = 0; m < kTileM; ++m) {
+    for (int i = 0; i < kTilesU; ++i) tile[i] = transformed + 2 * (row_of(u0 + i) * kQ * kPoints + point);
+    const float* const filter = spectra + 2 * ((g * kM + m0) * static_cast<long long>(kQ) * kPoints + point);
+
+    Complex sums[kTilesU][kTileM] = {};
+    #pragma unroll 2
+    for (int q = 0; q < kQ; ++q) {
+        Complex weights[kTileM];
         #pragma unroll
-        for (int round = 0; round < kRounds; ++round) {
-            const int index = round * kThreads + thread;
-            if (kTiles * Last::kItems % kThreads != 0 && index >= kTiles * Last::kItems) break;
-            Complex v[Last::kRadix];
-            #pragma unroll
-            for (int j = 0; j < Last::kRadix; ++j) v[j] = exchanged(sums[m][round][j]);
-            dft(v);
-            Last(index).store(v, tiles);
+        for (int m = 0; m < kTileM; ++m) {
+            const long long row = m0 + m < kM ? m : 0;
+            const Pack<float, 2> pack = load_pack<2>(filter + 2 * kPoints * (row * kQ + q));
+            weights[m] = {pack.lane[0], pack.lane[1]};
         }
-        finish<kMBlocks, kTileM>(tiles, thread, x, w, y, epilogue, batch, m);
+        #pragma unroll
+        for (int i = 0; i < kTilesU; ++i) {
+            const Pack<float, 2> pack = load_pack<2>(tile[i] + 2 * kPoints * static_cast<long long>(q));
+            #pragma unroll
+            for (int m = 0; m < kTileM; ++m) sums[i][m] = fma_acc(Complex{pack.lane[0], pack.lane[1]}, weights[m], sums[i][m]);
+        }
     }
+    #pragma unroll
+    for (int i = 0; i < kTilesU; ++i) {
+        #pragma unroll
+        for (int m = 0; m < kTileM; ++m) {
+            if (u0 + i > last_tile || m0 + m >= kM) continue;
+            float* const row = products + 2 * ((row_of(u0 + i) * kM + m0 + m) * kPoints + point);
+            store_pack(row, Pack<float, 2>{sums[i][m].x, sums[i][m].y});
+        }
+    }
+}
+
+// Last kernel: the inverse of the products.
+extern "C" __global__ void __launch_bounds__(32)
+conv2d_fprop_fft_inverse_n2c8i13x11_k12f3x3p1_fp32_nchw_d95010bb(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ products, const float* __restrict__ bias, float* y) {
+    CONVGEN_SHARED(shared);
+    float* const tiles = reinterpret_cast<float*>(shared);
+    constexpr int batch = 2;
+    const int first_unit = static_cast<int>(blockIdx.x) * kTiles;
+    #pragma unroll 1
+    for (int index = threadIdx.x; index < kTiles * Last::kItems; index += kThreads) {
+        const Last item(index);
+        const bool exists = Unit<kM>(first_unit + item.plane, batch).exists;
+        const float* const product = products + 2 * (kPoints * static_cast<long long>(first_unit + item.plane) + item.item);
+        Complex v[Last::kRadix];
+        #pragma unroll
+        for (int j = 0; j < Last::kRadix; ++j) {
+            const Pack<float, 2> pack = exists ? load_pack<2>(product + 2 * j * Last::kItems) : Pack<float, 2>{};
+            v[j] = {pack.lane[1], pack.lane[0]};  // parts exchanged: the inverse
+        }
+        dft(v);
+        item.store(v, tiles);
+    }
+    const Epilogue epilogue{bias};
+    finish<kM, 1>(tiles, threadIdx.x, x, w, y, epilogue, batch, 0);
 }

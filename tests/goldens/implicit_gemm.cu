@@ -1,6 +1,6 @@
-// conv2d_fprop_implicit_gemm_n2c8i13x11_k12f3x3p1_fp32_nchw_b19276c9
+// conv2d_fprop_implicit_gemm_n2c8i13x11_k12f3x3p1_fp32_nchw_264b8c21
 // conv2d n=2 c=8 k=12 in=13x11 filter=3x3 pad=1 epilogue=bias+relu
-// implicit_gemm: block_m=16,block_n=64,block_k=16,warps_m=1,warps_n=4,stages=6,split_k=1,raster=1,products=3
+// implicit_gemm: block_m=16,block_n=64,block_k=16,warps_m=1,warps_n=4,stages=6,split_k=1,raster=2,products=3
 //
 // Idea       The convolution is a matrix product whose one operand, the patches of x, is never written out: a block copies
 //            the pixels of its tile straight from x into shared memory, several tiles ahead (cp.async), and tensor cores
@@ -16,7 +16,7 @@
 //
 // Mapping    block   64 columns x 16 channels, 16 terms a step, 128 threads
 //            warp    16 columns x 16 channels, 4 x 1 warps; an mma makes 16 columns x 8 channels
-//            grid.x  phases, then column tiles, groups and channel tiles, 1 channel tiles swept together
+//            grid.x  phases, then column tiles, groups and channel tiles, 2 channel tiles swept together
 //            grid.y  1 part of the terms
 //
 // Shared     a ring of 6 stages, one multiplied while 5 are on their way; after the sums, a slice of results a warp
@@ -408,7 +408,7 @@ constexpr int kBlockM = 16, kBlockN = 64, kBlockK = 16;
 constexpr int kWarpsM = 1, kWarpsN = 4;
 constexpr int kStages = 6;
 constexpr int kParts = 1;
-constexpr int kRaster = 1;
+constexpr int kRaster = 2;
 
 constexpr int kThreads = 32 * kWarpsM * kWarpsN;
 constexpr int kWarpM = kBlockM / kWarpsM, kWarpN = kBlockN / kWarpsN;
@@ -527,7 +527,7 @@ __device__ __forceinline__ void split_tf32(unsigned bits, unsigned& high, unsign
 }
 
 extern "C" __global__ void __launch_bounds__(128, 5)
-conv2d_fprop_implicit_gemm_n2c8i13x11_k12f3x3p1_fp32_nchw_b19276c9(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, float* y) {
+conv2d_fprop_implicit_gemm_n2c8i13x11_k12f3x3p1_fp32_nchw_264b8c21(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, float* y) {
     // Which tile. Blocks side by side sweep kRaster channel tiles, then groups, then columns.
     const int of_phase = gridDim.x;
     int tile = blockIdx.x;

@@ -1,13 +1,13 @@
-// conv2d_fprop_winograd_product_n2c40i13x11_k12f3x3p1_fp32_nchw_32c0495c
+// conv2d_fprop_winograd_product_n2c40i13x11_k12f3x3p1_fp32_nchw_fe9d1a7a
 // conv2d n=2 c=40 k=12 in=13x11 filter=3x3 pad=1 epilogue=bias+relu
-// winograd: kernels=fused,points=0:1:-1,product=fp32,block_m=16,block_n=32,block_k=8,thread_m=4,thread_n=4,share=1,workspace_mib=1024
+// winograd: kernels=separate,points=0:1:-1,product=3xtf32,block_m=16,block_n=32,block_k=16,thread_m=2,thread_n=2,share=1,workspace_mib=1024
 //
 // Idea       F(2x2, 3x3): a tile of 2 x 2 results takes 16 products a channel instead of 36. Input tile d, filter g and
 //            products are related by linear transforms whose factors are so simple that they are a few additions,
 //            Y = A^T [ (G g G^T) * (B^T d B) ] A, and summing the products over channels before the
 //            inverse makes each of the 16 components a matrix product of its own.
-//            A block transforms its input tiles into shared memory, multiplies all components there, and inverts its
-//            sums before they leave: only x, w and y travel. The filter is transformed once, by the first kernel.
+//            Kernels: the filter's transform (depends on w alone), the input's, one batched product over all components,
+//            the inverse with the epilogue.
 //            Winograd: Arithmetic Complexity of Computations, 1980. Lavin, Gray: Fast Algorithms for Convolutional
 //            Neural Networks, 2016. Matrices: Cook-Toom at the points 0, 1, -1 and infinity.
 //
@@ -28,19 +28,18 @@
 //            t     component, 16   q  summed channel, 40 a group   m  result channel, 12 a group of 1
 //            U[t][q][m] = G w G^T    V[t][q][tile] = B^T x B    M[t][m][tile] = sum over q of U V
 //
-// Mapping    block   16 channels x 32 tiles of all components, 8 summed channels a step, 512 threads
-//            warp    4 x 8 threads, or 8 x 4 of few tiles
-//            thread  4 channels x 4 tiles of 1 component, in runs of up to four neighbours
-//            grid.x  channel tiles (fastest), groups, tiles
+// Mapping    block   16 channels x 32 tiles of one component, 16 summed channels a step, 128 threads
+//            warp    16 channels x 8 tiles, in pieces of 16 x 8 (device/mma.cuh)
+//            thread  2 channels x 2 tiles
+//            grid.x  channel tiles (fastest), groups, components, tiles
 //
-// Shared     two stages, one multiplied while the other is filled (U by cp.async); one barrier a step
+// Shared     two stages, one multiplied while the other is filled (by cp.async); one barrier a step
 //            +- stage 0 ------------------------------+- stage 1 --------+
-//            | U [16][8][16]      | V [16][8][32]      | the same         |
+//            | U [1][16][24]      | V [1][16][40]      | the same         |
 //            +--------------------+-------------------+------------------+   float
-//            Afterwards the same memory holds M[t][m][tile] of 16 channels at a time, for the inverse.
 //
-// Numerics   fp32: transforms rounded once an addition, products by FMA in the order of q. An error is at most
-//            50 * 2^-24 * 7.111 * (|x| * |w|), where |x| is the largest within a tile and |w| the largest tap.
+// Numerics   fp32: transforms rounded once an addition, products in three parts on tensor cores, summed in fp32. An error is at most
+//            39 * 2^-24 * 7.111 * (|x| * |w|), where |x| is the largest within a tile and |w| the largest tap.
 //            Sums of small integers are exact. A NaN or an infinity of x spreads over the results of its tiles.
 
 // fp32: storage and arithmetic are the same.
@@ -266,6 +265,81 @@ __device__ __forceinline__ void copy_rows(float* to, const float* from, int thre
     }
 }
 
+// Tensor cores: d += a * b on tiles held in a warp's registers (mma.sync). All 32 lanes call it together.
+//
+// d is 16 x 8, a 16 x k, b k x 8, where k elements are 256 bits: 16 of fp16 or bf16, 8 of TF32, 32 of int8. A register of
+// a or b holds e neighbours along k (2, 1, 4), the first in the lowest bits. Lane l holds, with s = l / 4 and t = l % 4,
+//     a[i], element j   row s + 8 * (i % 2),      k (4 * (i / 2) + t) * e + j
+//     b[i], element j   k (4 * i + t) * e + j,    column s
+//     d[i]              row s + 8 * (i / 2),      column 2 * t + i % 2
+// d is fp32, or int32 of int8. Before sm_80 there are fp16 and int8, in several smaller steps.
+enum MmaType { kMmaFp16, kMmaBf16, kMmaTf32, kMmaInt8, kMmaUint8 };  // kMmaUint8: a is unsigned, b signed
+
+#ifndef CONVGEN_SIM
+#define CONVGEN_MMA(shape_and_types)                                                                            \
+    asm volatile("mma.sync.aligned." shape_and_types " { %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};" \
+                 : CONVGEN_MMA_D(d)                                                                             \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+#endif
+
+template <MmaType kType>
+__device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    static_assert(kType == kMmaFp16 || kType == kMmaBf16 || kType == kMmaTf32, "int8 accumulates in int");
+#ifdef CONVGEN_SIM
+    convgen_sim_mma(kType, d, a, b);
+#elif __CUDA_ARCH__ >= 800
+#define CONVGEN_MMA_D(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+    if constexpr (kType == kMmaFp16) CONVGEN_MMA("m16n8k16.row.col.f32.f16.f16.f32");
+    if constexpr (kType == kMmaBf16) CONVGEN_MMA("m16n8k16.row.col.f32.bf16.bf16.f32");
+    if constexpr (kType == kMmaTf32) CONVGEN_MMA("m16n8k8.row.col.f32.tf32.tf32.f32");
+#undef CONVGEN_MMA_D
+#else
+    static_assert(kType == kMmaFp16, "bf16 and TF32 tensor cores came with sm_80");
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 { %0, %1, %2, %3}, { %4, %5}, { %6}, { %0, %1, %2, %3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(a[2 * i]), "r"(a[2 * i + 1]), "r"(b[i]));
+    }
+#endif
+}
+
+template <MmaType kType>
+__device__ __forceinline__ void mma(int (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    static_assert(kType == kMmaInt8 || kType == kMmaUint8, "floating point accumulates in float");
+#ifdef CONVGEN_SIM
+    convgen_sim_mma(kType, d, a, b);
+#elif __CUDA_ARCH__ >= 800
+#define CONVGEN_MMA_D(d) "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+    if constexpr (kType == kMmaInt8) CONVGEN_MMA("m16n8k32.row.col.s32.s8.s8.s32");
+    if constexpr (kType == kMmaUint8) CONVGEN_MMA("m16n8k32.row.col.s32.u8.s8.s32");
+#undef CONVGEN_MMA_D
+#else
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {  // a[i]: 8 rows, half of k
+        int* const rows = &d[i % 2 * 2];
+        if constexpr (kType == kMmaInt8)
+            asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 { %0, %1}, { %2}, { %3}, { %0, %1};"
+                         : "+r"(rows[0]), "+r"(rows[1]) : "r"(a[i]), "r"(b[i / 2]));
+        else
+            asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.u8.s8.s32 { %0, %1}, { %2}, { %3}, { %0, %1};"
+                         : "+r"(rows[0]), "+r"(rows[1]) : "r"(a[i]), "r"(b[i / 2]));
+    }
+#endif
+}
+#undef CONVGEN_MMA
+
+// The nearest TF32 number (ties away from zero), as an operand.
+__device__ __forceinline__ unsigned to_tf32(float value) {
+#ifdef CONVGEN_SIM
+    return value != value ? 0x7fffffffu : (__float_as_uint(value) + 0x1000u) & 0xffffe000u;
+#elif __CUDA_ARCH__ >= 800
+    unsigned bits;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+    return bits;
+#endif
+}
+
 // Activations, in fp32. gelu is the exact one (erf), as PyTorch's default.
 enum Activation { kNone, kRelu, kRelu6, kGelu, kSilu, kHardswish, kLeakyRelu };
 
@@ -308,16 +382,16 @@ constexpr int kTapRows = 3, kTapColumns = 3;
 constexpr int kResultRows = 2, kResultColumns = 2;
 
 // Tunables.
-constexpr int kBlockM = 16, kBlockN = 32, kBlockK = 8;
-constexpr int kThreadM = 4, kThreadN = 4;
+constexpr int kBlockM = 16, kBlockN = 32, kBlockK = 16;
+constexpr int kThreadM = 2, kThreadN = 2;
 constexpr int kShare = 1;  // components of a thread
 
-constexpr int kThreads = 512;
+constexpr int kThreads = 128;
 constexpr int kThreadsM = kBlockM / kThreadM, kThreadsN = kBlockN / kThreadN, kLanes = kThreadsM * kThreadsN;
-constexpr int kWarpN = kThreadsN < 8 ? kThreadsN : 8, kWarpM = 32 / kWarpN;
+constexpr int kWarpN = 4, kWarpM = 32 / kWarpN;
 constexpr int kTilesM = (kM + kBlockM - 1) / kBlockM, kPaddedM = kTilesM * kBlockM;
 constexpr int kSteps = (kQ + kBlockK - 1) / kBlockK, kPaddedQ = kSteps * kBlockK;
-constexpr int kPitchM = 16, kPitchN = 32;  // floats from one row of a stage's U and V to the next
+constexpr int kPitchM = 24, kPitchN = 40;  // floats from one row of a stage's U and V to the next
 constexpr int kAlongQ = 1;  // neighbouring threads that read neighbouring channels of a pixel
 
 // The transformed filter lies in the order in which stages take it: [g][tile of m][step][t][k][m].
@@ -462,25 +536,62 @@ __device__ __forceinline__ Item item(int index) {
 }
 
 // Channel and tile of the block that a thread's sums are of, and how many of them are neighbours.
-constexpr int kRunM = kThreadM < 4 ? kThreadM : 4, kRunN = kThreadN < 4 ? kThreadN : 4;
+constexpr int kRunM = 1, kRunN = 2;
 
-__device__ __forceinline__ constexpr int channel_of(int thread_m, int i) { return fragment_index<kBlockM, kThreadM>(thread_m, i); }
+__device__ __forceinline__ constexpr int channel_of(int thread_m, int i) {
+    return thread_m / 8 * (8 * kThreadM) + i / 2 * 16 + i % 2 * 8 + thread_m % 8;
+}
 
-__device__ __forceinline__ constexpr int tile_of(int thread_n, int j) { return fragment_index<kBlockN, kThreadN>(thread_n, j); }
+__device__ __forceinline__ constexpr int tile_of(int thread_n, int j) {
+    return thread_n / 4 * (4 * kThreadN) + j / 2 * 8 + thread_n % 4 * 2 + j % 2;
+}
 
 // Adds the products of the summed channels of a stage, whose components from `first` on are the thread's.
+// A factor is a sum of two TF32 numbers, of whose products the smallest is left out; the others are added up apart, small ones first.
+constexpr int kParts = 2;  // TF32 numbers a factor is the sum of
+
+__device__ __forceinline__ void split(float value, unsigned& high, unsigned& low) {
+    high = to_tf32(value);
+    low = to_tf32(value - __uint_as_float(high));
+}
+
 __device__ __forceinline__ void multiply(const float* filters, const float* inputs, int first, int thread_m, int thread_n, float (&acc)[kShare][kThreadM][kThreadN]) {
+    constexpr int kPiecesM = kThreadM / 2, kPiecesN = kThreadN / 2;
+    const int row = thread_m % 8, column = thread_n % 4;  // of the lane, s and t in device/mma.cuh
     #pragma unroll
     for (int s = 0; s < kShare; ++s) {
-        #pragma unroll
-        for (int k = 0; k < kBlockK; ++k) {
-            float us[kThreadM], vs[kThreadN];
-            load_fragment<kBlockM>(us, filters + ((first + s) * kBlockK + k) * kPitchM, thread_m);
-            load_fragment<kBlockN>(vs, inputs + ((first + s) * kBlockK + k) * kPitchN, thread_n);
+        const float* const us = filters + (first + s) * kBlockK * kPitchM + thread_m / 8 * (8 * kThreadM) + row;
+        const float* const vs = inputs + (first + s) * kBlockK * kPitchN + thread_n / 4 * (4 * kThreadN) + row;
+        #pragma unroll 1
+        for (int k = 0; k < kBlockK; k += 8) {
+            unsigned b[kParts][kPiecesN][2];
             #pragma unroll
-            for (int i = 0; i < kThreadM; ++i) {
+            for (int j = 0; j < kPiecesN; ++j) {
                 #pragma unroll
-                for (int j = 0; j < kThreadN; ++j) acc[s][i][j] = fma_acc(vs[j], us[i], acc[s][i][j]);
+                for (int i = 0; i < 2; ++i) split(vs[(k + 4 * i + column) * kPitchN + 8 * j], b[0][j][i], b[1][j][i]);
+            }
+            #pragma unroll
+            for (int m = 0; m < kPiecesM; ++m) {
+                unsigned a[kParts][4];
+                #pragma unroll
+                for (int i = 0; i < 4; ++i) split(us[(k + i / 2 * 4 + column) * kPitchM + 16 * m + i % 2 * 8], a[0][i], a[1][i]);
+                float d[kPiecesN][4];
+                #pragma unroll
+                for (int j = 0; j < kPiecesN; ++j) {
+                    #pragma unroll
+                    for (int i = 0; i < 4; ++i) d[j][i] = 0.0f;
+                }
+                #pragma unroll
+                for (int j = 0; j < kPiecesN; ++j) mma<kMmaTf32>(d[j], a[1], b[0][j]);
+                #pragma unroll
+                for (int j = 0; j < kPiecesN; ++j) mma<kMmaTf32>(d[j], a[0], b[1][j]);
+                #pragma unroll
+                for (int j = 0; j < kPiecesN; ++j) mma<kMmaTf32>(d[j], a[0], b[0][j]);
+                #pragma unroll
+                for (int j = 0; j < kPiecesN; ++j) {
+                    #pragma unroll
+                    for (int i = 0; i < 4; ++i) acc[s][2 * m + i / 2][2 * j + i % 2] += d[j][i];
+                }
             }
         }
     }
@@ -488,7 +599,7 @@ __device__ __forceinline__ void multiply(const float* filters, const float* inpu
 
 // The filter's transform, one thread a pair of channels; zeros where a tile of channels reaches past the last.
 extern "C" __global__ void __launch_bounds__(256)
-conv2d_fprop_winograd_filter_n2c40i13x11_k12f3x3p1_fp32_nchw_32c0495c(const float* __restrict__ w, float* __restrict__ filters) {
+conv2d_fprop_winograd_filter_n2c40i13x11_k12f3x3p1_fp32_nchw_fe9d1a7a(const float* __restrict__ w, float* __restrict__ filters) {
     const offset_t index = static_cast<offset_t>(blockIdx.x) * 256 + threadIdx.x;
     const int m = static_cast<int>(index % kPaddedM), q = static_cast<int>(index / kPaddedM % kPaddedQ);
     const int g = static_cast<int>(index / kPaddedM / kPaddedQ);
@@ -509,106 +620,91 @@ conv2d_fprop_winograd_filter_n2c40i13x11_k12f3x3p1_fp32_nchw_32c0495c(const floa
     for (int t = 0; t < kComponents; ++t) to[t * kFilterRun] = transformed[t / kColumns][t % kColumns];
 }
 
-// Input transform, product and inverse.
-extern "C" __global__ void __launch_bounds__(512, 1)
-conv2d_fprop_winograd_product_n2c40i13x11_k12f3x3p1_fp32_nchw_32c0495c(const float* __restrict__ x, const float* __restrict__ filters, const float* __restrict__ bias, float* y) {
+constexpr int first_block = 0;  // of tiles, in the one chunk
+
+// The transformed input and the sums, [block of tiles][t][g][channel][tile] both.
+constexpr offset_t kInputRun = kPaddedQ * kBlockN, kInputBlock = kComponents * kGroups * kInputRun;
+constexpr offset_t kSumRun = kPaddedM * kBlockN, kSumBlock = kComponents * kGroups * kSumRun;
+
+// The input's transform, one thread a channel of a tile.
+extern "C" __global__ void __launch_bounds__(256)
+conv2d_fprop_winograd_input_n2c40i13x11_k12f3x3p1_fp32_nchw_fe9d1a7a(const float* __restrict__ x, float* __restrict__ inputs) {
+    constexpr int kThreadBlocks = (kGroups * kPaddedQ * kBlockN + 255) / 256;  // of a block of tiles
+    const int block = blockIdx.x / kThreadBlocks, index = blockIdx.x % kThreadBlocks * 256 + threadIdx.x;
+    const int g = index / (kPaddedQ * kBlockN), q = item(index % (kPaddedQ * kBlockN)).k, n = item(index % (kPaddedQ * kBlockN)).n;
+    if (g >= kGroups) return;
+
+    Place at = place((first_block + block) * kBlockN + n);
+    at.exists = at.exists && q < kQ;
+    float pixels[kRows][kColumns], transformed[kRows][kColumns];
+    read_tile(x + at.b * kXBatch + g * kXGroup + q * kXQ, at, pixels);
+    transform_input_tile(pixels, transformed);
+    float* const to = inputs + block * kInputBlock + g * kInputRun + q * kBlockN + n;
+    #pragma unroll
+    for (int t = 0; t < kComponents; ++t) to[t * kGroups * kInputRun] = transformed[t / kColumns][t % kColumns];
+}
+
+// The product, one block of threads a component.
+extern "C" __global__ void __launch_bounds__(128, 10)
+conv2d_fprop_winograd_product_n2c40i13x11_k12f3x3p1_fp32_nchw_fe9d1a7a(const float* __restrict__ filters, const float* __restrict__ inputs, float* __restrict__ sums) {
     const int tile_m = static_cast<int>(blockIdx.x % kTilesM), g = static_cast<int>(blockIdx.x / kTilesM % kGroups);
-    const int first_tile = static_cast<int>(blockIdx.x / (kTilesM * kGroups)) * kBlockN;
-    const int thread = threadIdx.x, lane = thread % kLanes, first = thread / kLanes * kShare;
-    const int thread_m = lane / 32 / (kThreadsN / kWarpN) * kWarpM + lane % 32 / kWarpN;
-    const int thread_n = lane / 32 % (kThreadsN / kWarpN) * kWarpN + lane % kWarpN;
+    const int t = static_cast<int>(blockIdx.x / (kTilesM * kGroups) % kComponents);
+    const int block = static_cast<int>(blockIdx.x / (kTilesM * kGroups * kComponents));
+    const int thread = threadIdx.x;
+    const int thread_m = thread / 32 / (kThreadsN / kWarpN) * kWarpM + thread % 32 / kWarpN;
+    const int thread_n = thread / 32 % (kThreadsN / kWarpN) * kWarpN + thread % kWarpN;
 
     CONVGEN_SHARED(shared);
     float* const stages = reinterpret_cast<float*>(shared);
-    constexpr int kFilterFloats = kComponents * kBlockK * kPitchM, kStage = kFilterFloats + kComponents * kBlockK * kPitchN;
-
-    // The tiles of one channel that the thread transforms in each step.
-    constexpr int kItems = kBlockK * kBlockN, kRounds = (kItems + kThreads - 1) / kThreads;
-    float pixels[kRounds][kRows][kColumns];
-    Place places[kRounds];
-    #pragma unroll
-    for (int round = 0; round < kRounds; ++round) {
-        places[round] = place(first_tile + item(round * kThreads + thread).n);
-    }
-    const auto fetch_input = [&](int step) {
-        #pragma unroll
-        for (int round = 0; round < kRounds; ++round) {
-            const int index = round * kThreads + thread, q = step * kBlockK + item(index).k;
-            if (kItems % kThreads != 0 && index >= kItems) break;
-            Place at = places[round];
-            at.exists = at.exists && (kQ % kBlockK == 0 || q < kQ);
-            read_tile(x + at.b * kXBatch + g * kXGroup + q * kXQ, at, pixels[round]);
-        }
-    };
-    const auto store_input = [&](int step) {
-        float* const inputs = stages + (step & 1) * kStage + kFilterFloats;
-        #pragma unroll
-        for (int round = 0; round < kRounds; ++round) {
-            const int index = round * kThreads + thread;
-            if (kItems % kThreads != 0 && index >= kItems) break;
-            float transformed[kRows][kColumns];
-            transform_input_tile(pixels[round], transformed);
-            float* const to = inputs + item(index).k * kPitchN + item(index).n;
-            #pragma unroll
-            for (int t = 0; t < kComponents; ++t) to[t * kBlockK * kPitchN] = transformed[t / kColumns][t % kColumns];
-        }
-    };
-
-    const float* const filters_of_tile = filters + (static_cast<offset_t>(g) * kTilesM + tile_m) * kSteps * kFilterStage;
-    const auto copy_filter = [&](int step) {
-        copy_rows<kComponents * kBlockK, kBlockM, kPitchM, kThreads>(stages + (step & 1) * kStage, filters_of_tile + step * kFilterStage, thread);
+    constexpr int kFilterFloats = kBlockK * kPitchM, kStage = kFilterFloats + kBlockK * kPitchN;
+    const float* const filters_of_tile = filters + (static_cast<offset_t>(g) * kTilesM + tile_m) * kSteps * kFilterStage + t * kFilterRun;
+    const float* const inputs_of_tile = inputs + block * kInputBlock + (t * kGroups + g) * kInputRun;
+    const auto copy = [&](int step) {
+        float* const stage = stages + (step & 1) * kStage;
+        copy_rows<kBlockK, kBlockM, kPitchM, kThreads>(stage, filters_of_tile + step * static_cast<offset_t>(kFilterStage), thread);
+        copy_rows<kBlockK, kBlockN, kPitchN, kThreads>(stage + kFilterFloats, inputs_of_tile + step * (kBlockK * kBlockN), thread);
         cp_async_commit_group();
     };
 
     float acc[kShare][kThreadM][kThreadN] = {};
-    copy_filter(0);
-    fetch_input(0);
-    store_input(0);
+    copy(0);
     for (int step = 0; step < kSteps; ++step) {
         cp_async_wait_group<0>();
         __syncthreads();  // the stage is full, and nobody reads the other one any more
+        if (step + 1 < kSteps) copy(step + 1);
         const float* const stage = stages + (step & 1) * kStage;
-        if (step + 1 < kSteps) {
-            copy_filter(step + 1);
-            fetch_input(step + 1);
-        }
-        multiply(stage, stage + kFilterFloats, first, thread_m, thread_n, acc);
-        if (step + 1 < kSteps) store_input(step + 1);
+        multiply(stage, stage + kFilterFloats, 0, thread_m, thread_n, acc);
     }
-    __syncthreads();
 
-    // The components of a result lie in different threads: they meet in shared memory, kHeld channels of a thread at a time.
-    constexpr int kHeld = 4, kHeldRows = kThreadsM * kHeld;
-    constexpr int kRowStep = kBlockN, kTileStep = 1, kSheet = kHeldRows * kRowStep;
-    const Epilogue epilogue{bias};
+    float* const to = sums + block * kSumBlock + (t * kGroups + g) * kSumRun;
+    constexpr int kPackM = 1, kPackN = kRunN;  // sums a store writes
     #pragma unroll
-    for (int i0 = 0; i0 < kThreadM; i0 += kHeld) {
-        if (i0 > 0) __syncthreads();
+    for (int i = 0; i < kThreadM; i += kPackM) {
         #pragma unroll
-        for (int s = 0; s < kShare; ++s) {
-            float* const sheet = stages + (first + s) * kSheet;
+        for (int j = 0; j < kThreadN; j += kPackN) {
+            const int m = tile_m * kBlockM + channel_of(thread_m, i), n = tile_of(thread_n, j);
+            Pack<float, kPackM * kPackN> pack;
             #pragma unroll
-            for (int i = 0; i < kHeld; ++i) {
-                #pragma unroll
-                for (int j = 0; j < kThreadN; j += kRunN) {
-                    Pack<float, kRunN> pack;
-                    #pragma unroll
-                    for (int v = 0; v < kRunN; ++v) pack.lane[v] = acc[s][i0 + i][j + v];
-                    store_pack(sheet + (thread_m * kHeld + i) * kRowStep + tile_of(thread_n, j), pack);
-                }
-            }
-        }
-        __syncthreads();
-        for (int index = thread; index < kHeldRows * kBlockN; index += kThreads) {
-            const int row = index / kBlockN, n = index % kBlockN;
-            const int m = tile_m * kBlockM + channel_of(row / kHeld, i0 + row % kHeld);
-            const Place at = place(first_tile + n);
-            if (m >= kM || !at.exists) continue;
-            float sums[kRows][kColumns], results[kResultRows][kResultColumns];
-            #pragma unroll
-            for (int t = 0; t < kComponents; ++t) sums[t / kColumns][t % kColumns] = stages[t * kSheet + row * kRowStep + n * kTileStep];
-            invert_tile(sums, results);
-            write_tile(epilogue, y, at, g, m, results);
+            for (int v = 0; v < kPackM * kPackN; ++v) pack.lane[v] = acc[0][i + v / kPackN][j + v % kPackN];
+            store_pack(to + m * kBlockN + n, pack);
         }
     }
+}
+
+// The inverse and the epilogue, one thread a channel of a tile.
+extern "C" __global__ void __launch_bounds__(256)
+conv2d_fprop_winograd_inverse_n2c40i13x11_k12f3x3p1_fp32_nchw_fe9d1a7a(const float* __restrict__ sums, const float* __restrict__ bias, float* y) {
+    constexpr int kThreadBlocks = (kGroups * kM * kBlockN + 255) / 256;  // of a block of tiles
+    const int block = blockIdx.x / kThreadBlocks, index = blockIdx.x % kThreadBlocks * 256 + threadIdx.x;
+    const int n = index % kBlockN, m = index / kBlockN % kM, g = index / kBlockN / kM;
+    const Place at = place((first_block + block) * kBlockN + n);
+    if (g >= kGroups || !at.exists) return;
+
+    const float* const from = sums + block * kSumBlock + g * kSumRun + m * kBlockN + n;
+    float components[kRows][kColumns], results[kResultRows][kResultColumns];
+    #pragma unroll
+    for (int t = 0; t < kComponents; ++t) components[t / kColumns][t % kColumns] = from[t * kGroups * kSumRun];
+    invert_tile(components, results);
+    const Epilogue epilogue{bias};
+    write_tile(epilogue, y, at, g, m, results);
 }

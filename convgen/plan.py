@@ -10,6 +10,7 @@ writes (`binding.preparation`), so a strategy need not say.
 
 from __future__ import annotations
 
+import enum
 import itertools
 import math
 from collections.abc import Collection, Mapping
@@ -194,6 +195,18 @@ class Placement:
     why: str
 
 
+class Taps(enum.Enum):
+    """What the error of a product goes with, of the filter's taps."""
+
+    APART = enum.auto()
+    """With the product itself: |w| is that of its tap."""
+    LARGEST = enum.auto()
+    """Taps share intermediate values: |w| becomes the largest of the filter's taps."""
+    ALL = enum.auto()
+    """With the whole filter, also taps that meet no pixel: |w| becomes the sum over them all, and |x| the largest that
+    `Numerics.reach` leaves for any (`reference.mixed`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Numerics:
     """What rounding may do to a kernel's results: of its arithmetic, not of its inputs' and outputs' types.
@@ -212,11 +225,7 @@ class Numerics:
     reach: tuple[int, ...] = ()
     """Along each spatial axis of x (dy in dgrad), how many elements before and behind those that a result depends on
     share its intermediate values: |x| becomes the largest among so many neighbours. Empty: none."""
-    mixes_taps: bool = False
-    """Whether the taps of a filter share intermediate values too: |w| becomes the largest of its taps."""
-    whole_filter: bool = False
-    """Whether errors go with all taps of the filter, also those that meet no pixel: |w| becomes the sum over them all,
-    and |x| the largest that `reach` leaves for any (`reference.mixed`)."""
+    taps: Taps = Taps.APART
     exact_on_integers: bool = True
     """Whether sums of small integers come out without an error."""
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convgen.errors import WrongResultError
+from convgen.plan import Taps
 from convgen.problem import Activation, Conv, Direction, Epilogue, PadMode
 from convgen.reference import (
     ErrorModel,
@@ -450,7 +451,7 @@ def test_taps_that_mix_count_as_the_largest() -> None:
     expected = reference(problem, inputs)
     alike = {**inputs, "w": np.repeat(np.abs(inputs["w"]).max(axis=(2, 3)), 9).reshape(inputs["w"].shape)}
     plain = ErrorModel(eps_out=0.0, eps_in=0.0, steps=1, eps_acc=0.25)
-    mixed = dataclasses.replace(plain, mixes_taps=True)
+    mixed = dataclasses.replace(plain, taps=Taps.LARGEST)
     np.testing.assert_allclose(
         bound(problem, inputs, expected, mixed), bound(problem, alike, expected, plain), rtol=1e-12
     )

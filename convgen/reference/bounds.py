@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from convgen.plan import Numerics
+from convgen.plan import Numerics, Taps
 from convgen.problem import Conv, DType, PadMode
 from convgen.reference.arrays import Array, Module, quiet
 from convgen.reference.correlation import Correlation
@@ -45,8 +45,7 @@ class ErrorModel:
     eps_acc: float
     growth: float = 1.0
     reach: tuple[int, ...] = ()
-    mixes_taps: bool = False
-    whole_filter: bool = False
+    taps: Taps = Taps.APART
 
 
 def strict_model(problem: Conv) -> ErrorModel:
@@ -60,8 +59,7 @@ def model_of(problem: Conv, numerics: Numerics) -> ErrorModel:
     # Sums of integers are exact; they are rounded where what follows, or the output, is a floating-point number.
     eps_acc = 0.0 if problem.out_dtype.is_integer else numerics.eps_acc
     return ErrorModel(
-        problem.out_dtype.eps, numerics.eps_in, steps, eps_acc, numerics.growth, numerics.reach, numerics.mixes_taps,
-        numerics.whole_filter,
+        problem.out_dtype.eps, numerics.eps_in, steps, eps_acc, numerics.growth, numerics.reach, numerics.taps
     )  # fmt: skip
 
 
@@ -171,10 +169,10 @@ def _magnitudes(
     problem: Conv, inputs: Mapping[str, Array], model: ErrorModel, xp: Module, indices: Indices | None
 ) -> Array:
     """What errors go with: |x| * |w|, or what an algorithm that mixes them leaves of it."""
-    if model.whole_filter:
+    if model.taps is Taps.ALL:
         return mixed_magnitudes(problem, inputs, model.reach, xp, indices)
     magnitudes = dict(inputs) | {name: xp.abs(inputs[name]) for name in Roles.of(problem).operands}
-    if model.mixes_taps:
+    if model.taps is Taps.LARGEST:
         taps = tuple(range(2, 2 + problem.nd))
         magnitudes["w"] = xp.broadcast_to(magnitudes["w"].max(axis=taps, keepdims=True), magnitudes["w"].shape)
     if any(model.reach):

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 
 from convgen.gather import Gather
-from convgen.plan import Numerics
+from convgen.plan import Numerics, Taps
 from convgen.problem import Accuracy, Conv, DType
 from convgen.strategies.fft_tiling import Tiling
 
@@ -34,7 +34,7 @@ def numerics(t: Tiling) -> Numerics:
     """The arithmetic of a config's kernels."""
     rounding = t.rounding
     steps = math.ceil(max(rounding.total, LAMBDA * math.sqrt(rounding.squares)))
-    return Numerics(steps=steps, reach=t.reach, whole_filter=True, exact_on_integers=False)
+    return Numerics(steps=steps, reach=t.reach, taps=Taps.ALL, exact_on_integers=False)
 
 
 def worst_case(t: Tiling) -> float:

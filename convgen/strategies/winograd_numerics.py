@@ -18,7 +18,7 @@ import dataclasses
 import functools
 
 from convgen.errors import ConfigError
-from convgen.plan import Numerics
+from convgen.plan import Numerics, Taps
 from convgen.problem import Accuracy, DType
 from convgen.strategies.winograd_tiling import Tiling
 from convgen.strategies.winograd_transform import Transform, program
@@ -64,7 +64,7 @@ def arithmetic(transform: Transform, axes: int, product: str, channels: int) -> 
         steps=steps + roundings(transform, axes),
         eps_in=eps_in,
         growth=growth(transform, axes),
-        mixes_taps=True,
+        taps=Taps.LARGEST,
         exact_on_integers=transform.is_dyadic and largest < 1 << 24,
     )
 

@@ -9,28 +9,45 @@ from __future__ import annotations
 import math
 
 from convgen.problem import Attention
+from convgen.problem.attention_words import Align
 from convgen.strategies import flash_tiling as tiling
 from convgen.strategies.cost_model import LAUNCH_SECONDS, Work, kernel_seconds
 from convgen.strategies.flash_tiling import FlashAttentionConfig
 from convgen.target import Target
 
-MMA_SYNC = 0.35
+MMA_SYNC = 0.37
 """Of the rate of tensor cores on a GPU whose full rate needs wgmma."""
 
-THREAD, STEP, COPY = 957, 115, 5.6
+THREAD, STEP, COPY = 1280, 132, 4.8
 """Instructions of a thread, of a step over keys, of a copy of 16 bytes to shared memory."""
 
-SCORE, EXPONENT_CYCLES = 5.1, 6.4
+SCORE, EXPONENT_CYCLES = 4.4, 6
 """Instructions of a score on its way to a weight, and cycles of its exponential."""
 
-STEP_WAIT, BUFFERED_WAIT = 535, 215
+STEP_WAIT, BUFFERED_WAIT = 572, 246
 """Cycles that a step waits for its tiles, with one buffer for them and with more."""
+
+START_WAIT = 1145
+"""Cycles that a block waits for its rows and the first tile."""
 
 
 def seconds(problem: Attention, c: FlashAttentionConfig, target: Target) -> float:
     """Predicted seconds of the kernel, and of the one that joins parts."""
-    batch, queries, _ = problem.typical_sizes
-    blocks, steps = _blocks(problem, c), _steps(problem, c)
+    blocks = _blocks(problem, c)
+    # Under a causal mask blocks differ: the longest takes its time however few the others are.
+    total = max(
+        _attend_seconds(problem, c, target, blocks, _steps(problem, c)),
+        _attend_seconds(problem, c, target, min(blocks, target.sm_count), _most_steps(problem, c)),
+    )
+    if c.splits > 1:
+        batch, queries, _ = problem.typical_sizes
+        partial = 4.0 * c.splits * batch * problem.heads_q * queries * tiling.width_v(problem)
+        total += LAUNCH_SECONDS + 2 * partial / target.attainable.bandwidth
+    return total
+
+
+def _attend_seconds(problem: Attention, c: FlashAttentionConfig, target: Target, blocks: int, steps: float) -> float:
+    """Of `blocks` blocks of `steps` steps over keys each."""
     item = problem.dtype.itemsize
     width_k, width_v = tiling.width_k(problem, c), tiling.width_v(problem)
     rows, warp_keys = 16 * c.row_tiles, c.warp_keys
@@ -54,23 +71,23 @@ def seconds(problem: Attention, c: FlashAttentionConfig, target: Target) -> floa
         shared_bytes=tiling.shared_bytes(problem, c),
         instructions=THREAD + 2 * c.row_tiles * width_v / 4 + steps * per_step,
         wavefronts=steps * (wavefronts + 4 * copies),
-        waits=steps * (STEP_WAIT if c.buffers == 1 else BUFFERED_WAIT),
-        l2_bytes=l2_bytes(problem, c),
+        waits=START_WAIT + steps * (STEP_WAIT if c.buffers == 1 else BUFFERED_WAIT),
+        l2_bytes=blocks * _read_bytes(problem, c, steps),
         dram_bytes=problem.bytes,
         least_blocks=tiling.resident(problem, c, target),
     )
     pipes = _pipes(problem, c, target, blocks * steps * c.warps_q * c.warps_kv, pairs, scores)
-    total = math.hypot(kernel_seconds(work, target), pipes)
-    if c.splits > 1:
-        partial = 4.0 * c.splits * batch * problem.heads_q * queries * width_v
-        total += LAUNCH_SECONDS + 2 * partial / target.attainable.bandwidth
-    return total
+    return math.hypot(kernel_seconds(work, target), pipes)
 
 
 def l2_bytes(problem: Attention, c: FlashAttentionConfig) -> float:
     """What blocks read: their rows once, keys and values that any of the rows sees once a tile of rows."""
-    of_keys = _steps(problem, c) * c.block_kv * (problem.head_dim + problem.head_dim_v)
-    return _blocks(problem, c) * (of_keys + c.block_q * problem.head_dim) * problem.dtype.itemsize
+    return _blocks(problem, c) * _read_bytes(problem, c, _steps(problem, c))
+
+
+def _read_bytes(problem: Attention, c: FlashAttentionConfig, steps: float) -> float:
+    of_keys = steps * c.block_kv * (problem.head_dim + problem.head_dim_v)
+    return (of_keys + c.block_q * problem.head_dim) * problem.dtype.itemsize
 
 
 def _blocks(problem: Attention, c: FlashAttentionConfig) -> int:
@@ -84,6 +101,16 @@ def _steps(problem: Attention, c: FlashAttentionConfig) -> float:
     share = problem.visible_pairs / max(queries * keys, 1)
     margin = 0.5 * (c.block_q / tiling.pack(problem, c) + c.block_kv) / max(keys, 1) if share < 1 else 0.0
     return max(-(-min(share + margin, 1.0) * keys // c.block_kv) / c.splits, 1.0)
+
+
+def _most_steps(problem: Attention, c: FlashAttentionConfig) -> float:
+    """Of the block that sees the most keys, in the longest part of them."""
+    _, queries, keys = problem.typical_sizes
+    left, right = problem.window
+    offset = keys - queries if problem.align is Align.BOTTOM_RIGHT else 0
+    last = keys if right is None else min(max(queries + offset + right, 0), keys)
+    seen = last if left is None else min(left + 1 + c.block_q // tiling.pack(problem, c) + (right or 0), last)
+    return max(-(-seen // c.block_kv) / c.splits, 1.0)
 
 
 def _pipes(

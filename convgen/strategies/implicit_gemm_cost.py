@@ -13,22 +13,28 @@ from convgen.strategies.cost_model import LAUNCH_SECONDS, Work, kernel_seconds, 
 from convgen.strategies.implicit_gemm_tiling import Access, ImplicitGemmConfig
 from convgen.target import Target
 
-LEGACY_FRACTION = 0.53
+LEGACY_FRACTION = 0.61
 """Of the tensor cores' rate from sm_90 on, what mma.sync reaches: the rest is wgmma's."""
 
-THREAD, STEP, RESULT, STORE = 297, 27, 7.7, 8.6
+THREAD, STEP, RESULT, STORE = 176, 29, 15.8, 7.8
 """Instructions of a thread outside its loops, of a step beside its loads, of a result and of a store of results."""
 
-LOAD, TERM, CHECK, HELD = 4.6, 9.2, 4.3, 3.2
+LOAD, TERM, CHECK, HELD = 3.2, 7.8, 4.3, 2.8
 """Instructions of a load, of finding a term, of checking and moving along an axis, of a load through registers."""
 
-SPLIT = 6.4
+SPLIT = 6.8
 """Instructions that make two TF32 numbers of one fp32 number."""
 
-LATENCY = 801
+LATENCY = 546
 """Cycles from a copy's issue to its arrival."""
 
-MMA_WAIT = 11.4
+HELD_WAIT = 458
+"""Cycles that a step waits for loads through registers, which no stage hides."""
+
+ALONE = 0.21
+"""Of the products' time, what a block with a multiprocessor to itself waits at its barriers."""
+
+MMA_WAIT = 8.4
 """Cycles from a warp's mma to one that needs its sum; with few of them in flight a warp waits for it."""
 
 
@@ -60,7 +66,8 @@ def seconds(problem: Conv, g: Gather, c: ImplicitGemmConfig, target: Target) -> 
     traffic = steps * (c.block_n + c.block_m) * c.block_k * item
     wavefronts = fragments * steps * 4 + _wavefronts(x, x_rounds, item) * steps + _wavefronts(w, w_rounds, item) * steps
     partial = 4 * c.split_k * g.y.size if c.split_k > 1 else 0
-    waits = steps * max(LATENCY / (c.stages - 1) - mmas / steps * MMA_WAIT / 2, 0) + LATENCY
+    held = any(access.width * item < tiling.LEAST_ASYNC for access in (x, w))
+    waits = steps * HELD_WAIT * held + steps * max(LATENCY / (c.stages - 1) - mmas / steps * MMA_WAIT / 2, 0) + LATENCY
     work = Work(
         blocks=blocks,
         threads=c.threads,
@@ -90,8 +97,9 @@ def _matrix_seconds(work: Work, mmas: float, depth: int, dtype: str, target: Tar
     busiest = math.ceil(per_sm)
     taken = busiest if busiest <= 2 * resident_blocks(work, target) else per_sm + 0.5
     # One warp's mma alone do not fill a quarter of the multiprocessor.
-    resident = min(resident_blocks(work, target), busiest) * work.warps / 4
-    return taken * work.warps * mmas * cycles * max(1.0, 1.4 / max(resident, 0.25)) / target.clock_hz
+    blocks = min(resident_blocks(work, target), busiest)
+    idle = max(1.0, 1.4 / max(blocks * work.warps / 4, 0.25)) + (ALONE if blocks == 1 else 0.0)
+    return taken * work.warps * mmas * cycles * idle / target.clock_hz
 
 
 def _by_ldmatrix(item: int, *accesses: Access) -> bool:

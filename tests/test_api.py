@@ -167,6 +167,21 @@ def test_strided_views_are_read_right() -> None:
     _check("conv1d n=2 c=3 k=2 in=20 filter=3", convgen.conv1d(x, w), x=x, w=w)
 
 
+def test_strided_weights_are_read_right() -> None:
+    """A slice, a reversal, a repetition and channels last beside an input of channels first."""
+    x, whole = _random(2, 4, 7, 6), _random(10, 8, 3, 5)
+    text = "conv2d n=2 c=4 k=5 in=7x6 filter=3"
+    last = np.ascontiguousarray(whole[:5, :4, :, :3].transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    for w in (
+        whole[::2, 1::2, :, 1:4],
+        whole[5:, :4, ::-1, ::2],
+        np.broadcast_to(whole[:1, :4, :, :3], (5, 4, 3, 3)),
+        last,
+    ):
+        assert not w.flags.c_contiguous
+        _check(text, convgen.conv2d(x, w), x=x, w=w)
+
+
 def test_a_strided_out_is_written_and_nothing_beside_it() -> None:
     x, w = _random(2, 2, 8), _random(3, 2, 3)
     whole = np.full((2, 6, 6), 5, np.float32)

@@ -115,6 +115,23 @@ def test_masks_broadcast(shape: tuple[int, ...], kind: str) -> None:
     np.testing.assert_allclose(sdpa(q, k, v, mask), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["bool", "added"])
+def test_masks_are_read_by_their_strides(kind: str) -> None:
+    """Transposed, in steps, reversed, repeated; rows of 43 in memory, which no load of several elements fits."""
+    q, k, v = arrays((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8))
+    [whole] = arrays((2, 3, 14, 43), seed=4)
+    whole = whole > -0.3 if kind == "bool" else whole
+    for mask in (
+        whole[:, :, :5, :7],
+        whole[:, :, :7, :5].swapaxes(2, 3),
+        whole[:, ::-1, 1:11:2, 20:6:-2],
+        np.broadcast_to(whole[:, :1, :5, :7], (2, 3, 5, 7)),
+        whole[0, 0, 0, 3:10],
+    ):
+        expected = attend(q, k, v, mask) if kind == "bool" else attend(q, k, v, added=mask)
+        np.testing.assert_allclose(sdpa(q, k, v, mask), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_mask_that_hides_all_gives_zeros() -> None:
     q, k, v = arrays((1, 1, 8, 8), (1, 1, 8, 8), (1, 1, 8, 8))
     mask = np.ones((8, 8), bool)
@@ -175,6 +192,19 @@ def test_strides_are_free() -> None:
     np.testing.assert_allclose(sdpa(q, k, v), attend(q, k, v), rtol=1e-5, atol=1e-6)
     one = np.broadcast_to(k[:, :1], k.shape)
     np.testing.assert_allclose(sdpa(q, one, v), attend(q, one, v), rtol=1e-5, atol=1e-6)
+
+
+def test_a_single_query_and_keys_of_permuted_memory() -> None:
+    """(1, 1, 2048) beside (1, 16, 128) permuted: extents of 1 have any stride."""
+    q, k, v = arrays((1, 1, 2048), (1, 128, 16), (128, 16, 1))
+    q, k, v = (
+        q.reshape(1, 1, 16, 128).transpose(0, 2, 1, 3),
+        k.transpose(0, 2, 1)[:, None],
+        v.transpose(2, 1, 0)[:, None],
+    )
+    k, v = (np.broadcast_to(a, (1, 16, 16, 128)) for a in (k, v))
+    [mask] = arrays((1, 1, 1, 16), seed=5)
+    np.testing.assert_allclose(sdpa(q, k, v, mask), attend(q, k, v, added=mask), rtol=1e-5, atol=1e-5)
 
 
 def test_out_is_written() -> None:

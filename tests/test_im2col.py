@@ -164,6 +164,7 @@ def test_the_matrix_is_the_same_in_chunks(text: str, chunks: int, patches: Patch
         (TALL + " epilogue=bias+relu", {"workspace_mib": 1, "patches": "rows", "split_k": 3}),
         (TALL.replace("in=80x33", "in=32x24"), {"workspace_mib": 1}),
         (TALL.replace("n=3", "n=*<=3") + " layout=nhwc", {"workspace_mib": 1}),
+        (TALL.replace("in=80x33", "in=66x31") + " groups=4 direction=dgrad", {"workspace_mib": 1}),
         (TALL.replace("in=80x33", "in=66x31") + " direction=wgrad layout=nhwc", {"workspace_mib": 1}),
         (TALL.replace("in=80x33", "in=66x31") + " direction=wgrad accumulate=yes", {"workspace_mib": 1, "split_k": 3}),
     ],

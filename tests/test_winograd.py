@@ -160,6 +160,14 @@ def test_chunks_of_tiles_share_a_workspace() -> None:
     require_right(STRATEGY, problem, config)
 
 
+def test_chunks_of_a_grouped_dgrad_are_right() -> None:
+    problem = "conv2d n=5 c=16 in=48x48 k=160 filter=3x3 pad=1 groups=4 direction=dgrad accuracy=fast"
+    config = separate(block_n=128, thread_n=8, block_m=16, thread_m=4, block_k=8, workspace_mib=16)
+    plan = lower(Conv.parse(problem), STRATEGY, config, TARGET)
+    assert len([launch for launch in plan.launches if "_input_" in launch.kernel.name]) > 1
+    require_right(STRATEGY, problem, config)
+
+
 def test_the_filter_is_transformed_once_for_constant_weights() -> None:
     for config in (separate(), fused()):
         plan = lower(Conv.parse(DENSE), STRATEGY, config, TARGET)

@@ -99,6 +99,12 @@ def row(**changes: int | str) -> FftConfig:
         (SEQUENCE.replace("pad=16:0", "pad=300:5"), row(tile_w=100)),
         (SEQUENCE.replace("pad=16:0", "pad=40 dilation=5"), row(tile_w=256)),
         ("conv1d n=1 c=3 in=90 k=4 filter=30 pad=7:2 stride=4", row(tile_channel=2)),
+        # Results in the padding, zero but for what their tile's pixels leave.
+        (
+            "conv2d n=1 c=2 k=9 in=1x12 filter=1x3 stride=1x2 pad=3x0 dilation=3x2 dtype=fp16",
+            square(tile_h=4, tile_w=6),
+        ),
+        ("conv2d n=1 c=2 k=9 in=1x12 filter=1x3 stride=1x2 pad=3x0 dilation=3x2 dtype=fp16", square(tile_h=6)),
     ],
 )
 def test_awkward_problems(problem: str, config: FftConfig) -> None:

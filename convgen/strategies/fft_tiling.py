@@ -285,10 +285,13 @@ class Tiling:
     def reach(self) -> tuple[int, ...]:
         """Along each axis, pixels beside those a result depends on that share its tile."""
         circular = self.g.pad_mode is PadMode.CIRCULAR and not self.g.terms_vanish
+        # A result in the padding lies further from the pixels than they from one another: not less than the tile is long.
         return tuple(
             line.axis.source
-            if line.whole or circular
-            else min(-(-(line.length - line.axis.reach) // line.axis.divisor), line.axis.source)
+            if circular
+            else line.length
+            if line.whole
+            else -(-(line.length - line.axis.reach) // line.axis.divisor)
             for line in self.lines
         )
 

@@ -140,6 +140,8 @@ class Library:
         begin, end = self._constants_range()
         faults = (abi.Fault * MAX_FAULTS)()
         sites = (abi.Site * (MAX_SITES if count else 1))()
+        mbarriers = (abi.MbarrierState * abi.MAX_MBARRIERS)()
+        mbarriers_taken = ctypes.c_uint32(0)
         chosen = None if blocks is None else np.ascontiguousarray(blocks, np.uint64)
         total = grid[0] * grid[1] * grid[2]
         entry = getattr(self._dll, entry_name(unit, kernel.name))
@@ -169,6 +171,8 @@ class Library:
             fault_capacity=MAX_FAULTS,
             sites=ctypes.addressof(sites),
             site_capacity=MAX_SITES if count else 0,
+            mbarriers=ctypes.addressof(mbarriers),
+            mbarriers_taken=ctypes.addressof(mbarriers_taken),
         )
         with self._turn:
             failed = self._dll.convgen_sim_launch(ctypes.byref(launch))
@@ -176,7 +180,8 @@ class Library:
             raise MemoryError("the simulator could not map its stacks")
         footprint = {b.name: b.footprint() for b in memory.blocks} if count else {}
         names = tuple(b.name for b in memory.blocks)
-        findings = Findings(self._lines, self.units[unit], kernel.name, names, shared_bytes, timeout)
+        stuck = [b for b in mbarriers if b.expected]
+        findings = Findings(self._lines, self.units[unit], kernel.name, names, shared_bytes, timeout, stuck)
         report = findings.report(launch, faults[: launch.fault_count], sites[: launch.site_count], total)
         return dataclasses.replace(report, counters=dataclasses.replace(report.counters, footprint=footprint))
 

@@ -20,6 +20,8 @@ class FaultKind(enum.Enum):
     READ_ONLY = "write to read-only memory"
     TRAP = "trap"
     CRASH = "crash"
+    MBARRIER = "misuse of an mbarrier"
+    PROXY = "missing proxy fence"
     RACE = "race"
     UNINITIALISED = "uninitialised read"
 

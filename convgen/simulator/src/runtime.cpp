@@ -5,6 +5,7 @@
 
 #include "atomics.h"
 #include "hooks.h"
+#include "hopper_hooks.h"
 #include "texture.h"
 #include "watchdog.h"
 

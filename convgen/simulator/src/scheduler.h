@@ -3,6 +3,7 @@
 
 #include "counters.h"
 #include "faults.h"
+#include "mbarrier.h"
 #include "warp.h"
 
 constexpr uint64_t kStackMark = 0x436f6e7647656e21ull;
@@ -104,6 +105,9 @@ static void release_barrier(Worker* w) {
     w->barrier_result = first->operation == 1 ? count : first->operation == 2 ? every : any;
     ++w->interval;
     ++w->totals.barriers;
+    join_threads(w, 0, w->threads, [&](uint32_t i) { return w->state[i] == kAtBarrier; });
+    w->floor = ++w->clock;
+    for (uint32_t i = 0; i < w->threads; ++i) w->thread[i].time = w->floor;
     for (uint32_t i = 0; i < w->threads; ++i)
         if (w->state[i] == kAtBarrier) wake(w, &w->thread[i]);
 }
@@ -112,6 +116,12 @@ static void release_barrier(Worker* w) {
 static bool resolve(Worker* w) {
     bool at_barrier = false;
     for (uint32_t i = 0; i < w->threads; ++i) {
+        if (w->state[i] == kAtMbarrier) {
+            w->current = &w->thread[i];
+            report_stuck(w, w->current);
+            w->abandoned = true;
+            return false;
+        }
         if (w->state[i] == kAtWarp) {
             w->current = &w->thread[i];
             record(w, Fault{.pc = w->thread[i].pc, .kind = kDeadlock, .object = w->thread[i].mask,
@@ -131,11 +141,15 @@ static void run_block(Worker* w, uint64_t linear) {
     w->block = Index3{static_cast<uint32_t>(linear % launch->grid.x),
                       static_cast<uint32_t>(linear / launch->grid.x % launch->grid.y),
                       static_cast<uint32_t>(linear / launch->grid.x / launch->grid.y)};
-    w->block_interval = ++w->interval;
+    ++w->interval;
+    w->block_floor = w->floor = ++w->clock;
+    w->has_clocks = false;
+    forget_mbarriers(w);
     w->fibers_made = w->free_fibers = 0;
     for (uint32_t i = 0; i < w->threads; ++i) {
         w->state[i] = kUnstarted;
         w->thread[i].stamp = i;
+        w->thread[i].time = w->floor;
         w->thread[i].announced_left = 0;
         w->thread[i].copies_begin = w->thread[i].copies_end = w->thread[i].groups_committed = 0;
     }
@@ -146,8 +160,9 @@ static void run_block(Worker* w, uint64_t linear) {
         if (first < w->threads)
             resume(w, &w->scheduler_stack_pointer, first);
         else if (!resolve(w))
-            return;
+            break;
     } while (!w->abandoned);
+    if (!w->abandoned) end_mbarriers(w);
 }
 
 // The current thread waits for the lanes of its mask; the result that the operation has for it.

@@ -2,6 +2,7 @@
 // or exited.
 #pragma once
 
+#include "clocks.h"
 #include "counters.h"
 #include "matrix.h"
 #include "worker.h"
@@ -83,6 +84,7 @@ static void try_collective(Worker* w, Thread* t) {
     if (t->operation >= kMma) return execute_together(w, t, present);
     for (uint32_t lane = 0; lane < kWarp; ++lane)
         if (present >> lane & 1) lanes[lane].result = warp_result(lanes, present, lane);
+    join_threads(w, base, kWarp, [&](uint32_t i) { return present >> (i - base) & 1; });
     for (uint32_t lane = 0; lane < kWarp; ++lane) {
         if (!(present >> lane & 1)) continue;
         lanes[lane].stamp = (((newest >> 16) + 1) << 16) | lanes[lane].linear;

@@ -1,0 +1,13 @@
+// Hooks of the wrappers for sm_90a.
+#pragma once
+
+extern "C" {
+void convgen_sim_mbarrier_init(void* mbarrier, unsigned count);
+void convgen_sim_mbarrier_inval(void* mbarrier);
+// `count` arrivals (0: none) after the phase is told to wait for so many bytes more.
+void convgen_sim_mbarrier_arrive(void* mbarrier, unsigned count, unsigned transactions);
+void convgen_sim_mbarrier_wait(void* mbarrier, unsigned parity);
+void convgen_sim_fence_mbarrier_init();
+void convgen_sim_fence_proxy_async();
+void convgen_sim_cp_async_mbarrier_arrive(void* mbarrier);
+}

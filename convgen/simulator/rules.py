@@ -1,0 +1,31 @@
+"""What a fault says of the rule that was broken, in the order of `Rule` in src/launch.h.
+
+{offset} is where in shared memory, {value} what the kernel gave, {wanted} what was expected.
+"""
+
+from __future__ import annotations
+
+RULES = (
+    "",
+    "waits for parity {value} of the mbarrier at shared memory offset {offset}, whose phase never ends",
+    "no mbarrier at shared memory offset {offset}: mbarrier_init it first",
+    "the initialisation of the mbarrier at shared memory offset {offset} by another thread may still be to come: a "
+    "barrier of the block must come between",
+    "the mbarrier at shared memory offset {offset} is in use: mbarrier_inval it first, when nobody waits for it",
+    "the mbarrier at shared memory offset {offset} would count {value} arrivals, expected 1 to 1048575",
+    "an mbarrier at shared memory offset {offset} beyond the {wanted} that the simulator has for a block",
+    "the mbarrier at shared memory offset {offset} is told to expect {value} bytes more, it counts up to {wanted}",
+    "{value} arrivals at the mbarrier at shared memory offset {offset}, whose phase waits for {wanted} more",
+    "the block ends and the mbarrier at shared memory offset {offset} still expects {value} bytes: the sum of "
+    "expect_tx differs from the bytes that were copied",
+)
+
+
+def mbarrier_text(offset: int, phase: int, expected: int, pending: int, nbytes: int) -> str:
+    """How an mbarrier stood, for the report of a deadlock."""
+    return f"mbarrier at {offset}: phase {phase}, {pending} of {expected} arrivals and {nbytes} bytes pending"
+
+
+def signed(value: int) -> int:
+    """A 64-bit pattern as a signed number."""
+    return value - (1 << 64) if value >> 63 else value

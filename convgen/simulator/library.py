@@ -18,13 +18,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from convgen.errors import SimulatorFault, UsageError
-from convgen.simulator import abi
+from convgen.simulator import abi, tensor_map
 from convgen.simulator.findings import Findings
 from convgen.simulator.lines import LineTable
 from convgen.simulator.memory import Block, Memory
 from convgen.simulator.report import Report
 from convgen.simulator.toolchain import build_library, working_folder
 from convgen.simulator.units import KernelLike, Unit, constants_name, entry_name, translation_unit
+from convgen.tensor_map import TensorMap
 
 MAX_FAULTS = 256
 MAX_SITES = 8192
@@ -60,7 +61,15 @@ class Texture:
     is_half: bool = False
 
 
-Argument = Block | Texture | int | float
+@dataclass(frozen=True)
+class BoundTensorMap:
+    """A tensor map over a buffer."""
+
+    block: Block
+    map: TensorMap
+
+
+Argument = Block | Texture | BoundTensorMap | int | float
 
 _SCALARS: dict[str, type[ctypes._SimpleCData]] = {  # type: ignore[type-arg]
     "int": ctypes.c_int32,
@@ -214,7 +223,19 @@ def _check_limits(
         raise SimulatorFault(f"{kernel.name}: {len(arguments)} arguments, expected {len(kernel.params)}")
 
 
-def _marshal(ctype: str, argument: Argument, textures: list[Texture]) -> ctypes._SimpleCData:  # type: ignore[type-arg]
+def _aligned(bits: bytes, alignment: int) -> ctypes.Array[ctypes.c_uint8]:
+    """The bytes in memory of their own, at a multiple of `alignment`."""
+    room = (ctypes.c_uint8 * (len(bits) + alignment))()
+    place = (ctypes.c_uint8 * len(bits)).from_buffer(room, -ctypes.addressof(room) % alignment)
+    place[:] = list(bits)
+    return place
+
+
+def _marshal(
+    ctype: str, argument: Argument, textures: list[Texture]
+) -> ctypes._SimpleCData | ctypes.Array[ctypes.c_uint8]:  # type: ignore[type-arg]
+    if isinstance(argument, BoundTensorMap):
+        return _aligned(tensor_map.encode(argument.map, argument.block.address), tensor_map.ALIGNMENT)
     if isinstance(argument, Block):
         return ctypes.c_void_p(argument.address)
     if isinstance(argument, Texture):

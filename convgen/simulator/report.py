@@ -21,6 +21,7 @@ class FaultKind(enum.Enum):
     TRAP = "trap"
     CRASH = "crash"
     MBARRIER = "misuse of an mbarrier"
+    COPY = "illegal copy"
     PROXY = "missing proxy fence"
     RACE = "race"
     UNINITIALISED = "uninitialised read"

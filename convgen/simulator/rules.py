@@ -18,6 +18,17 @@ RULES = (
     "{value} arrivals at the mbarrier at shared memory offset {offset}, whose phase waits for {wanted} more",
     "the block ends and the mbarrier at shared memory offset {offset} still expects {value} bytes: the sum of "
     "expect_tx differs from the bytes that were copied",
+    "{value} bytes of this copy come when the phase of the mbarrier at shared memory offset {offset} in which it was "
+    "issued is over: expect_tx said too few",
+    "the mbarrier at shared memory offset {offset} completes a copy, but no fence_mbarrier_init or fence_proxy_async "
+    "came between its initialisation and that",
+    "the copy's tensor map is none: it must be a kernel parameter",
+    "the tensor map has {wanted} dimensions, the copy {value}",
+    "shared memory offset {offset} must be a multiple of {wanted}",
+    "global address {value:#x} must be a multiple of {wanted}",
+    "a copy of {value} bytes, which must be a multiple of {wanted}",
+    "the block ends while this copy to shared memory offset {offset} is under way: nobody has waited for it",
+    "the block ends while this copy from shared memory offset {offset} may still read: cp_async_bulk_wait_group first",
 )
 
 

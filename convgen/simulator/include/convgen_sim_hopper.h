@@ -10,4 +10,12 @@ void convgen_sim_mbarrier_wait(void* mbarrier, unsigned parity);
 void convgen_sim_fence_mbarrier_init();
 void convgen_sim_fence_proxy_async();
 void convgen_sim_cp_async_mbarrier_arrive(void* mbarrier);
+
+// Box of a 128-byte tensor map (convgen/simulator/tensor_map.py) at coordinates, the innermost first.
+void convgen_sim_tensor_load(void* shared, const void* map, const int* at, int rank, void* mbarrier);
+void convgen_sim_tensor_store(const void* map, const int* at, int rank, const void* shared);
+void convgen_sim_bulk_load(void* shared, const void* global, unsigned bytes, void* mbarrier);
+void convgen_sim_bulk_store(void* global, const void* shared, unsigned bytes);
+void convgen_sim_bulk_commit();
+void convgen_sim_bulk_wait(int groups);
 }

@@ -22,6 +22,7 @@ enum FaultKind : uint32_t {
     kTrap,
     kCrash,
     kMbarrierMisuse,
+    kIllegalCopy,
     kProxy,
     kRace,
     kUninitialised,
@@ -39,6 +40,15 @@ enum Rule : uint32_t {
     kTransactionCount,
     kTooManyArrivals,
     kBytesLeft,
+    kLateBytes,
+    kInitUnfenced,
+    kNoTensorMap,
+    kWrongRank,
+    kSharedAlignment,
+    kGlobalAlignment,
+    kCopySize,
+    kLoadUnderWay,
+    kStoreUnderWay,
 };
 
 // One fault, the first of its kind at its place, and how often it came again.

@@ -12,7 +12,6 @@ constexpr int32_t kMaxTransactions = (1 << 20) - 1;
 constexpr uint32_t kMaxArrivals = (1 << 20) - 1;
 
 static void break_rule(Worker* w, FaultKind kind, Rule rule, uint64_t pc, int64_t offset, uint64_t value = 0, uint64_t wanted = 0) {
-    if (!w->launch->check) return;
     record(w, Fault{.pc = pc, .address = value, .wanted = wanted, .offset = offset, .kind = kind, .space = kShared,
                     .object = kNoObject, .rule = rule});
 }

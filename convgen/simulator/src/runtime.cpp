@@ -22,6 +22,8 @@ static Worker* make_worker() {
     munmap(reinterpret_cast<void*>(aligned + kRegionBytes), begin + kRegionBytes - aligned);
     Worker* w = reinterpret_cast<Worker*>(aligned);
     w->shared = reinterpret_cast<unsigned char*>(aligned + kSharedOffset);
+    w->load = reinterpret_cast<TensorCopy*>(aligned + kCopiesOffset);
+    w->store = w->load + kMaxCopies;
     return w;
 }
 

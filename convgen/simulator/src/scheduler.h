@@ -3,7 +3,7 @@
 
 #include "counters.h"
 #include "faults.h"
-#include "mbarrier.h"
+#include "tensor_copy.h"
 #include "warp.h"
 
 constexpr uint64_t kStackMark = 0x436f6e7647656e21ull;
@@ -117,6 +117,7 @@ static bool resolve(Worker* w) {
     bool at_barrier = false;
     for (uint32_t i = 0; i < w->threads; ++i) {
         if (w->state[i] == kAtMbarrier) {
+            if (complete_oldest_load(w)) return true;
             w->current = &w->thread[i];
             report_stuck(w, w->current);
             w->abandoned = true;
@@ -145,6 +146,7 @@ static void run_block(Worker* w, uint64_t linear) {
     w->block_floor = w->floor = ++w->clock;
     w->has_clocks = false;
     forget_mbarriers(w);
+    w->loads_begin = w->loads_end = w->stores = 0;
     w->fibers_made = w->free_fibers = 0;
     for (uint32_t i = 0; i < w->threads; ++i) {
         w->state[i] = kUnstarted;
@@ -152,6 +154,7 @@ static void run_block(Worker* w, uint64_t linear) {
         w->thread[i].time = w->floor;
         w->thread[i].announced_left = 0;
         w->thread[i].copies_begin = w->thread[i].copies_end = w->thread[i].groups_committed = 0;
+        w->thread[i].bulk_groups = 0;
     }
     for (uint32_t i = 0; i < w->warps; ++i) w->awake[i] = min_u32(kWarp, w->threads - i * kWarp);
     ++w->totals.blocks;
@@ -162,7 +165,9 @@ static void run_block(Worker* w, uint64_t linear) {
         else if (!resolve(w))
             break;
     } while (!w->abandoned);
-    if (!w->abandoned) end_mbarriers(w);
+    if (w->abandoned) return;
+    end_copies_of_block(w);
+    end_mbarriers(w);
 }
 
 // The current thread waits for the lanes of its mask; the result that the operation has for it.

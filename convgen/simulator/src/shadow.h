@@ -10,6 +10,7 @@ struct Touch {
     uint32_t bytes;
     bool write, atomic;
     bool pending = false;  // a write that happens at any time until it has been waited for
+    bool bulk = false;     // of a unit that needs its elements to be aligned, no more
 };
 
 static void record_access(Worker* w, FaultKind kind, const Touch& touch, Space space, uint32_t object, int64_t offset,
@@ -20,7 +21,7 @@ static void record_access(Worker* w, FaultKind kind, const Touch& touch, Space s
 }
 
 static bool misaligned(const Touch& touch) {
-    return touch.bytes <= 16 && (touch.bytes & (touch.bytes - 1)) == 0 && touch.address % touch.bytes != 0;
+    return !touch.bulk && touch.bytes <= 16 && (touch.bytes & (touch.bytes - 1)) == 0 && touch.address % touch.bytes != 0;
 }
 
 // --- shared memory: a stamp is time:32 | warp interval:16 | flags:5 | actor:11 ---------------------------------

@@ -2,7 +2,7 @@
 //
 //   0          the Worker itself       16 MiB   shadow of shared memory (one cell a byte)
 //   32 MiB     shared memory           40 MiB   readers of shared memory (clocks.h)
-//   64 MiB     fiber stacks, 64 KiB each
+//   59 MiB     bulk copies under way       64 MiB   fiber stacks, 64 KiB each
 //
 // Whoever runs on a fiber finds its worker by masking the stack pointer: no thread-local storage, so
 // the kernels' library can be loaded and unloaded at will, and code on a fiber never leaves its OS thread.
@@ -17,6 +17,7 @@ constexpr uint64_t kRegionBytes = 128ull << 20;
 constexpr uint64_t kShadowOffset = 16ull << 20;
 constexpr uint64_t kSharedOffset = 32ull << 20;
 constexpr uint64_t kReadersOffset = 40ull << 20;
+constexpr uint64_t kCopiesOffset = 59ull << 20;
 constexpr uint64_t kLocalsOffset = 60ull << 20;  // addresses from here on are locals, of an overflowing stack too
 constexpr uint64_t kStacksOffset = 64ull << 20;
 constexpr uint64_t kStackBytes = 64ull << 10;
@@ -33,6 +34,7 @@ struct ShadowCell {
 
 // Who acts on shared memory: threads, and what goes on without them. An agent's work is known to be done by whoever
 // waited for it, or has it from someone who did.
+constexpr uint32_t kMaxCopies = 1024;
 constexpr uint32_t kMbarriers = 64, kWarpgroups = kMaxThreads / 128;
 constexpr uint32_t kMbarrierAgents = kMaxThreads;                    // writes of copies that complete on an mbarrier
 constexpr uint32_t kWarpgroupAgents = kMbarrierAgents + kMbarriers;  // reads of a warpgroup's wgmma
@@ -46,6 +48,7 @@ struct Clock {
 };
 
 struct Access;     // counters.h
+struct TensorCopy;  // tensor_copy.h
 struct AsyncCopy;  // async_copy.h
 
 enum State : uint8_t { kUnstarted, kRunnable, kAtBarrier, kAtWarp, kAtMbarrier, kTraceFull, kDone };
@@ -73,6 +76,7 @@ struct Thread {
     // copies that have not been waited for, the oldest first
     uint32_t copies_begin, copies_end, copies_capacity, groups_committed;
     AsyncCopy* copies;
+    uint32_t bulk_groups;
 };
 
 struct SiteTable;
@@ -116,6 +120,9 @@ struct Worker {
     Clock joined;
     uint32_t mbarriers;
     Mbarrier mbarrier[kMbarriers];
+    // bulk copies under way: loads as a ring, stores by age
+    uint32_t loads_begin, loads_end, stores;
+    TensorCopy *load, *store;
 
     ShadowCell* shadow() { return reinterpret_cast<ShadowCell*>(reinterpret_cast<char*>(this) + kShadowOffset); }
     // By a word of shared memory, and by warp (or 32 agents): time of its last read:32 | who read:32.
@@ -125,7 +132,7 @@ struct Worker {
     char* stack(uint32_t fiber) { return reinterpret_cast<char*>(this) + kStacksOffset + fiber * kStackBytes; }
 };
 static_assert(sizeof(Worker) < kShadowOffset, "a worker fits below its shadow");
-static_assert(kReadersOffset + kMaxSharedBytes / 4 * (kActors / kWarp) * 8 < kLocalsOffset, "the readers fit");
+static_assert(kReadersOffset + kMaxSharedBytes / 4 * (kActors / kWarp) * 8 < kCopiesOffset, "the readers fit");
 static_assert(kShadowOffset + kMaxSharedBytes * sizeof(ShadowCell) < kSharedOffset, "the shadow fits");
 
 // Only on a fiber.

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from test_simulator import CASES, Kernel, Param
 
-from convgen.render import template_root
+from convgen.render import environment, template_root
 from convgen.simulator import Fault, FaultKind, Library, Mode, Report, Unit, build
 
 
+def _header(name: str, constants: Mapping[str, Any]) -> str:
+    found = next((template_root() / "device").glob(f"{name}.cuh*"))
+    return environment().get_template(f"device/{found.name}").render(**constants)
+
+
 @functools.cache
-def unit(file: str, headers: Sequence[str]) -> Unit:
-    """A case behind the device headers it uses."""
-    devices = "".join((template_root() / "device" / f"{name}.cuh").read_text() for name in headers)
-    source = devices + (CASES / file).read_text()
+def unit(file: str, headers: Sequence[str], constants: tuple[tuple[str, Any], ...] = ()) -> Unit:
+    """A case behind the device headers it uses, rendered with these constants."""
+    devices = "".join(_header(name, dict(constants)) for name in headers)
+    text = (CASES / file).read_text()
+    source = devices + (environment().from_string(text).render(**dict(constants)) if file.endswith(".j2") else text)
     found = re.findall(r'extern "C" __global__ void (\w+)\((.*?)\)', source)
     kernels = tuple(
         Kernel(name, tuple(Param(n, t.strip()) for t, n in re.findall(r"(.*?\W)(\w+)(?:,|$)", parameters)))
@@ -26,9 +33,11 @@ def unit(file: str, headers: Sequence[str]) -> Unit:
 
 
 @functools.lru_cache(maxsize=32)
-def library(file: str, headers: Sequence[str], mode: Mode, compiler: str) -> Library:
+def library(
+    file: str, headers: Sequence[str], mode: Mode, compiler: str, constants: tuple[tuple[str, Any], ...] = ()
+) -> Library:
     """The case built by the compiler that the fixture chose."""
-    return build([unit(file, headers)], mode)
+    return build([unit(file, headers, constants)], mode)
 
 
 def marked(unit: Unit, kernel: str, mark: str) -> int:

@@ -22,6 +22,8 @@ class FaultKind(enum.Enum):
     CRASH = "crash"
     MBARRIER = "misuse of an mbarrier"
     COPY = "illegal copy"
+    WGMMA = "illegal wgmma"
+    IN_FLIGHT = "use of registers in flight"
     PROXY = "missing proxy fence"
     RACE = "race"
     UNINITIALISED = "uninitialised read"

@@ -29,6 +29,15 @@ RULES = (
     "a copy of {value} bytes, which must be a multiple of {wanted}",
     "the block ends while this copy to shared memory offset {offset} is under way: nobody has waited for it",
     "the block ends while this copy from shared memory offset {offset} may still read: cp_async_bulk_wait_group first",
+    "executed by {value} of the {wanted} threads of the warpgroup, all must come to the same instruction",
+    "waits for the other threads of its warpgroup, which never come",
+    "the threads of the warpgroup give different descriptors or operands",
+    "no wgmma_fence between what the thread did to its registers and this first wgmma",
+    "a base offset of {value} in the descriptor: the swizzle follows absolute addresses, expected {wanted}",
+    "the block ends while this wgmma is under way: wgmma_wait_group first",
+    "more than {wanted} wgmma of a warpgroup under way, which is what the simulator keeps",
+    "an accumulator is used while a wgmma may still write it: wgmma_wait_group first",
+    "an operand in registers is written while a wgmma may still read it: wgmma_wait_group first",
 )
 
 

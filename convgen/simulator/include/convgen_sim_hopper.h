@@ -18,4 +18,11 @@ void convgen_sim_bulk_load(void* shared, const void* global, unsigned bytes, voi
 void convgen_sim_bulk_store(void* global, const void* shared, unsigned bytes);
 void convgen_sim_bulk_commit();
 void convgen_sim_bulk_wait(int groups);
+
+// Of all 128 threads of a warpgroup. `a`: four registers, or null for a tile; `type` as in templates/device/wgmma.cuh.j2.
+void convgen_sim_wgmma(void* d, const unsigned* a, uint64_t a_tile, uint64_t b_tile, int type, int n, int accumulate,
+                       int a_transposed, int b_transposed);
+void convgen_sim_wgmma_fence();
+void convgen_sim_wgmma_commit();
+void convgen_sim_wgmma_wait(int groups);
 }

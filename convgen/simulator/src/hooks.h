@@ -46,7 +46,10 @@ static inline bool is_local(const Worker* w, uint64_t address) {
 static inline __attribute__((always_inline)) void see(const volatile void* address, uint32_t bytes, bool write, void* pc) {
     Worker* w = this_worker();
     const uint64_t a = reinterpret_cast<uint64_t>(address);
-    if (!is_local(w, a)) see_memory(w, Touch{a, image_offset(pc), bytes, write, false});
+    if (!is_local(w, a))
+        see_memory(w, Touch{a, image_offset(pc), bytes, write, false});
+    else if (w->has_wgmma)
+        see_registers(w, a, write, image_offset(pc));
 }
 
 #define CALLER __builtin_return_address(0)

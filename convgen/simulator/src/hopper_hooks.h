@@ -61,7 +61,7 @@ static void see_copy(Worker* w, const TensorCopy& copy, uint32_t agent, bool to_
         if (first < end) see_memory(w, Touch{global + first, copy.pc, end - first, !to_shared, false, false, true});
         for (uint32_t at = 0; at < copy.row_bytes(); at += kPiece) {
             const uint64_t address = reinterpret_cast<uint64_t>(w->shared) + swizzled(shared + at, copy.swizzle_mask);
-            check_async(w, w->current, clock, agent, copy.time, Touch{address, copy.pc, kPiece, to_shared, false});
+            check_async(w, w->current->linear, clock, agent, copy.time, Touch{address, copy.pc, kPiece, to_shared, false});
         }
     });
 }
@@ -119,6 +119,22 @@ void convgen_sim_bulk_wait(int groups) {
     Worker* w = this_worker();
     end_stores(w, w->current, static_cast<uint32_t>(groups));
 }
+
+void convgen_sim_wgmma(void* d, const unsigned* a, uint64_t a_tile, uint64_t b_tile, int type, int n, int accumulate,
+                       int a_transposed, int b_transposed) {
+    const WgmmaOperands operands{d, a, a_tile, b_tile, type, n, accumulate, a_transposed, b_transposed};
+    meet_warpgroup(kWgmma, reinterpret_cast<uint64_t>(&operands), 0, image_offset(CALLER));
+}
+
+void convgen_sim_wgmma_fence() { this_worker()->current->wgmma_fenced = true; }
+
+void convgen_sim_wgmma_commit() {
+    Worker* w = this_worker();
+    const Thread* t = w->current;
+    if (t->linear % kWarpgroup == kWarpgroup - 1) ++w->wgmma_groups[t->linear / kWarpgroup];
+}
+
+void convgen_sim_wgmma_wait(int groups) { meet_warpgroup(kWgmmaWait, 0, groups, image_offset(CALLER)); }
 
 void convgen_sim_mbarrier_init(void* mbarrier, unsigned count) {
     Worker* w = this_worker();

@@ -23,6 +23,8 @@ enum FaultKind : uint32_t {
     kCrash,
     kMbarrierMisuse,
     kIllegalCopy,
+    kIllegalWgmma,
+    kInFlight,
     kProxy,
     kRace,
     kUninitialised,
@@ -49,6 +51,15 @@ enum Rule : uint32_t {
     kCopySize,
     kLoadUnderWay,
     kStoreUnderWay,
+    kWarpgroupDiverges,
+    kWarpgroupNeverMeets,
+    kOperandsDiffer,
+    kNoWgmmaFence,
+    kBaseOffset,
+    kWgmmaUnderWay,
+    kTooManyWgmmas,
+    kAccumulatorInFlight,
+    kOperandInFlight,
 };
 
 // One fault, the first of its kind at its place, and how often it came again.

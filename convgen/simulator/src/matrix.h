@@ -24,6 +24,7 @@ struct MatrixRow {
 
 constexpr int kMmaM = 16, kMmaN = 8, kMmaMaxK = 32;
 constexpr int kExtraBits = 2;  // beyond fp32's, that a tensor core of sm_90 keeps of each product
+constexpr int kFp8Bits = 13;   // what it keeps in all of products of fp8 (DeepSeek-V3 report, 2024; SageAttention2)
 
 // Element j of a register: exact in double. Of TF32 the hardware ignores the bits that fp32 has more.
 static double mma_element(MmaType type, unsigned bits, int j, bool is_a) {
@@ -45,9 +46,9 @@ static float cut_to_float(double value) {
 }
 
 // A row of d += a * b. Products are exact; they and the accumulator are cut to a common unit, that of the largest of them
-// with kExtraBits more than fp32 has, then added, and the sum is cut to fp32: Fasi, Higham, Mikaitis, Pranesh, "Numerical
+// with so many bits, kExtraBits more than fp32 has unless of fp8, then added, and the sum is cut to fp32: Fasi, Higham, Mikaitis, Pranesh, "Numerical
 // behavior of NVIDIA tensor cores", 2021.
-static void mma_row(float* d, const double* a, const double (*b)[kMmaN], int k) {
+static void mma_row(float* d, const double* a, const double (*b)[kMmaN], int k, int bits = 23 + kExtraBits) {
     double product[kMmaMaxK + 1][kMmaN], largest[kMmaN], plain[kMmaN];
     for (int n = 0; n < kMmaN; ++n) {
         product[k][n] = plain[n] = d[n];
@@ -66,9 +67,9 @@ static void mma_row(float* d, const double* a, const double (*b)[kMmaN], int k) 
     bool finite[kMmaN];
     for (int n = 0; n < kMmaN; ++n) {
         finite[n] = plain[n] - plain[n] == 0;
-        // 2^(23 + kExtraBits - exponent of the largest); a sum of nothing but zeros needs none.
+        // 2^(bits - exponent of the largest); a sum of nothing but zeros needs none.
         const uint64_t exponent = __builtin_bit_cast(uint64_t, largest[n]) >> 52;
-        scale[n] = finite[n] && exponent ? __builtin_bit_cast(double, (2046 + 23 + kExtraBits - exponent) << 52) : 0.0;
+        scale[n] = finite[n] && exponent ? __builtin_bit_cast(double, (2046 + static_cast<uint64_t>(bits) - exponent) << 52) : 0.0;
     }
     for (int i = 0; i <= k; ++i)
         for (int n = 0; n < kMmaN; ++n) sum[n] += static_cast<int32_t>(finite[n] ? product[i][n] * scale[n] : 0.0);
@@ -76,7 +77,7 @@ static void mma_row(float* d, const double* a, const double (*b)[kMmaN], int k) 
         d[n] = !finite[n] ? static_cast<float>(plain[n]) : scale[n] ? cut_to_float(sum[n] / scale[n]) : 0.0f;
 }
 
-static void mma_row(int32_t* d, const double* a, const double (*b)[kMmaN], int k) {
+static void mma_row(int32_t* d, const double* a, const double (*b)[kMmaN], int k, int = 0) {
     for (int i = 0; i < k; ++i)
         for (int n = 0; n < kMmaN; ++n)
             d[n] = static_cast<int32_t>(static_cast<uint32_t>(d[n]) + static_cast<uint32_t>(static_cast<int32_t>(a[i] * b[i][n])));

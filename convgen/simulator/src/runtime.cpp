@@ -24,6 +24,7 @@ static Worker* make_worker() {
     w->shared = reinterpret_cast<unsigned char*>(aligned + kSharedOffset);
     w->load = reinterpret_cast<TensorCopy*>(aligned + kCopiesOffset);
     w->store = w->load + kMaxCopies;
+    w->wgmma = reinterpret_cast<Wgmma*>(aligned + kWgmmaOffset);
     return w;
 }
 

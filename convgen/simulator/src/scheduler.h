@@ -5,6 +5,7 @@
 #include "faults.h"
 #include "tensor_copy.h"
 #include "warp.h"
+#include "wgmma.h"
 
 constexpr uint64_t kStackMark = 0x436f6e7647656e21ull;
 
@@ -123,6 +124,12 @@ static bool resolve(Worker* w) {
             w->abandoned = true;
             return false;
         }
+        if (w->state[i] == kAtWarpgroup) {
+            w->current = &w->thread[i];
+            record(w, Fault{.pc = w->current->pc, .kind = kDeadlock, .object = kNoObject, .rule = kWarpgroupNeverMeets});
+            w->abandoned = true;
+            return false;
+        }
         if (w->state[i] == kAtWarp) {
             w->current = &w->thread[i];
             record(w, Fault{.pc = w->thread[i].pc, .kind = kDeadlock, .object = w->thread[i].mask,
@@ -147,6 +154,9 @@ static void run_block(Worker* w, uint64_t linear) {
     w->has_clocks = false;
     forget_mbarriers(w);
     w->loads_begin = w->loads_end = w->stores = 0;
+    w->has_wgmma = false;
+    memset(w->wgmmas, 0, sizeof(w->wgmmas));
+    memset(w->wgmma_groups, 0, sizeof(w->wgmma_groups));
     w->fibers_made = w->free_fibers = 0;
     for (uint32_t i = 0; i < w->threads; ++i) {
         w->state[i] = kUnstarted;
@@ -155,6 +165,7 @@ static void run_block(Worker* w, uint64_t linear) {
         w->thread[i].announced_left = 0;
         w->thread[i].copies_begin = w->thread[i].copies_end = w->thread[i].groups_committed = 0;
         w->thread[i].bulk_groups = 0;
+        w->thread[i].wgmma_fenced = false;
     }
     for (uint32_t i = 0; i < w->warps; ++i) w->awake[i] = min_u32(kWarp, w->threads - i * kWarp);
     ++w->totals.blocks;
@@ -166,6 +177,7 @@ static void run_block(Worker* w, uint64_t linear) {
             break;
     } while (!w->abandoned);
     if (w->abandoned) return;
+    end_wgmmas_of_block(w);
     end_copies_of_block(w);
     end_mbarriers(w);
 }
@@ -183,6 +195,18 @@ static uint64_t meet_warp(int kind, unsigned mask, uint64_t value, int operand, 
     t->pc = pc;
     wait(w, kAtWarp);
     return t->result;
+}
+
+// The current thread waits for the others of its warpgroup.
+static void meet_warpgroup(int operation, uint64_t value, int operand, uint64_t pc) {
+    Worker* w = this_worker();
+    Thread* t = w->current;
+    t->operation = operation;
+    t->value = value;
+    t->operand = operand;
+    t->line = 0;
+    t->pc = pc;
+    wait(w, kAtWarpgroup);
 }
 
 extern "C" {

@@ -115,9 +115,9 @@ static void end_pending(Worker* w, const Thread* t, const void* address, uint32_
     for (uint32_t i = 0; i < bytes; ++i) w->shadow()[offset + i].write = stamp_of(t);
 }
 
-// The same for an access of the async proxy, which `agent` makes at `time` for thread t, by what t knows now. A write
-// of the generic proxy must have come through a fence between the proxies.
-static void check_async(Worker* w, const Thread* t, const Clock& clock, uint32_t agent, uint32_t time, const Touch& touch) {
+// The same for an access of the async proxy, which `agent` makes at `time` by what `clock` knows. What `self` did
+// comes before. A write of the generic proxy must have come through a fence between the proxies.
+static void check_async(Worker* w, uint32_t self, const Clock& clock, uint32_t agent, uint32_t time, const Touch& touch) {
     const int64_t offset = shared_offset(w, touch);
     if (offset < 0) return;
     const uint64_t mine = static_cast<uint64_t>(time) << 32 | agent;
@@ -129,7 +129,7 @@ static void check_async(Worker* w, const Thread* t, const Clock& clock, uint32_t
         const uint32_t writer = cell->write & kActorBits;
         const uint32_t written = static_cast<uint32_t>(cell->write >> 32);
         if (written >= w->block_floor) {
-            if (cell->write & kPending || (writer != t->linear && !is_known(w, clock.known, writer, written))) {
+            if (cell->write & kPending || (writer != self && !is_known(w, clock.known, writer, written))) {
                 race = true;
                 pending = cell->write & kPending;
                 other = cell->write;
@@ -139,8 +139,8 @@ static void check_async(Worker* w, const Thread* t, const Clock& clock, uint32_t
         }
         if (touch.write) {
             const uint32_t reader = cell->read & kActorBits;
-            if (cell->read & kSeveralWarps ? has_unknown_reader(w, clock.known, t->linear, at)
-                                           : reader != t->linear && !is_known(w, clock.known, reader, cell->read >> 32)) {
+            if (cell->read & kSeveralWarps ? has_unknown_reader(w, clock.known, self, at)
+                                           : reader != self && !is_known(w, clock.known, reader, cell->read >> 32)) {
                 race = true;
                 other = cell->read;
             }

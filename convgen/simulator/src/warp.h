@@ -92,6 +92,37 @@ static void try_collective(Worker* w, Thread* t) {
     }
 }
 
+// Instructions of a warpgroup: mma_async and its wait, and setmaxnreg. The last of the 128 threads to come does the work.
+enum WarpgroupOperation { kWgmma, kWgmmaWait };
+
+static void execute_in_warpgroup(Worker* w, Thread* first);
+
+static void report_divergence(Worker* w, Thread* t, uint64_t present) {
+    w->current = t;
+    record(w, Fault{.pc = t->pc, .address = present, .wanted = kWarpgroup, .kind = kDivergentWarp, .object = kNoObject,
+                    .rule = kWarpgroupDiverges});
+    abandon(w);
+}
+
+static void try_warpgroup(Worker* w, Thread* t) {
+    const uint32_t base = t->linear / kWarpgroup * kWarpgroup;
+    uint64_t same = 0;
+    bool complete = base + kWarpgroup <= w->threads, all_here = true;
+    for (uint32_t i = base; i < base + kWarpgroup && i < w->threads; ++i) {
+        const Thread& other = w->thread[i];
+        const bool here = w->state[i] == kAtWarpgroup;
+        if (here && other.operation == t->operation && other.pc == t->pc && other.operand == t->operand) ++same;
+        all_here = all_here && here;
+        complete = complete && w->state[i] != kDone;
+    }
+    if (!complete || (all_here && same < kWarpgroup)) report_divergence(w, t, same);
+    if (same < kWarpgroup) return;
+    Thread* const running = w->current;
+    execute_in_warpgroup(w, &w->thread[base]);
+    w->current = running;
+    for (uint32_t i = base; i < base + kWarpgroup; ++i) wake(w, &w->thread[i]);
+}
+
 // Called once t waits or is done.
 static void fall_asleep(Worker* w, Thread* t) {
     const uint32_t warp = t->linear / kWarp;
@@ -103,6 +134,8 @@ static void fall_asleep(Worker* w, Thread* t) {
     }
     if (w->state[t->linear] == kAtWarp) {
         try_collective(w, t);
+    } else if (w->state[t->linear] == kAtWarpgroup) {
+        try_warpgroup(w, t);
     } else if (w->state[t->linear] == kDone) {  // its exit may complete what other lanes wait for
         for (uint32_t i = base; i < base + kWarp && i < w->threads; ++i)
             if (w->state[i] == kAtWarp) try_collective(w, &w->thread[i]);

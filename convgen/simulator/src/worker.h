@@ -1,6 +1,7 @@
 // A worker: one OS thread that runs blocks, and all the memory it needs, in one aligned region.
 //
 //   0          the Worker itself       16 MiB   shadow of shared memory (one cell a byte)
+//   21 MiB     wgmma under way
 //   32 MiB     shared memory           40 MiB   readers of shared memory (clocks.h)
 //   59 MiB     bulk copies under way       64 MiB   fiber stacks, 64 KiB each
 //
@@ -17,6 +18,7 @@ constexpr uint64_t kRegionBytes = 128ull << 20;
 constexpr uint64_t kShadowOffset = 16ull << 20;
 constexpr uint64_t kSharedOffset = 32ull << 20;
 constexpr uint64_t kReadersOffset = 40ull << 20;
+constexpr uint64_t kWgmmaOffset = 21ull << 20;
 constexpr uint64_t kCopiesOffset = 59ull << 20;
 constexpr uint64_t kLocalsOffset = 60ull << 20;  // addresses from here on are locals, of an overflowing stack too
 constexpr uint64_t kStacksOffset = 64ull << 20;
@@ -34,8 +36,9 @@ struct ShadowCell {
 
 // Who acts on shared memory: threads, and what goes on without them. An agent's work is known to be done by whoever
 // waited for it, or has it from someone who did.
-constexpr uint32_t kMaxCopies = 1024;
-constexpr uint32_t kMbarriers = 64, kWarpgroups = kMaxThreads / 128;
+constexpr uint32_t kWarpgroup = 128;
+constexpr uint32_t kMaxCopies = 1024, kMaxWgmmas = 256;
+constexpr uint32_t kMbarriers = 64, kWarpgroups = kMaxThreads / kWarpgroup;
 constexpr uint32_t kMbarrierAgents = kMaxThreads;                    // writes of copies that complete on an mbarrier
 constexpr uint32_t kWarpgroupAgents = kMbarrierAgents + kMbarriers;  // reads of a warpgroup's wgmma
 constexpr uint32_t kOpaqueActor = kWarpgroupAgents + 31;             // holds an mbarrier: nobody may touch it otherwise
@@ -49,9 +52,10 @@ struct Clock {
 
 struct Access;     // counters.h
 struct TensorCopy;  // tensor_copy.h
+struct Wgmma;       // wgmma.h
 struct AsyncCopy;  // async_copy.h
 
-enum State : uint8_t { kUnstarted, kRunnable, kAtBarrier, kAtWarp, kAtMbarrier, kTraceFull, kDone };
+enum State : uint8_t { kUnstarted, kRunnable, kAtBarrier, kAtWarp, kAtMbarrier, kAtWarpgroup, kTraceFull, kDone };
 
 struct Thread {
     void* stack_pointer;
@@ -77,6 +81,7 @@ struct Thread {
     uint32_t copies_begin, copies_end, copies_capacity, groups_committed;
     AsyncCopy* copies;
     uint32_t bulk_groups;
+    bool wgmma_fenced;
 };
 
 struct SiteTable;
@@ -123,6 +128,11 @@ struct Worker {
     // bulk copies under way: loads as a ring, stores by age
     uint32_t loads_begin, loads_end, stores;
     TensorCopy *load, *store;
+    // wgmma under way, by warpgroup and age
+    Wgmma* wgmma;
+    uint32_t wgmmas[kWarpgroups], wgmma_groups[kWarpgroups];
+    bool has_wgmma;
+    double wgmma_b[32 * 256];  // the operand of the one that runs
 
     ShadowCell* shadow() { return reinterpret_cast<ShadowCell*>(reinterpret_cast<char*>(this) + kShadowOffset); }
     // By a word of shared memory, and by warp (or 32 agents): time of its last read:32 | who read:32.
@@ -133,7 +143,7 @@ struct Worker {
 };
 static_assert(sizeof(Worker) < kShadowOffset, "a worker fits below its shadow");
 static_assert(kReadersOffset + kMaxSharedBytes / 4 * (kActors / kWarp) * 8 < kCopiesOffset, "the readers fit");
-static_assert(kShadowOffset + kMaxSharedBytes * sizeof(ShadowCell) < kSharedOffset, "the shadow fits");
+static_assert(kShadowOffset + kMaxSharedBytes * sizeof(ShadowCell) < kWgmmaOffset, "the shadow fits");
 
 // Only on a fiber.
 static inline Worker* this_worker() {

@@ -21,6 +21,8 @@ class FaultKind(enum.Enum):
     TRAP = "trap"
     CRASH = "crash"
     MBARRIER = "misuse of an mbarrier"
+    BARRIER = "misuse of a barrier"
+    REGISTERS = "misuse of setmaxnreg"
     COPY = "illegal copy"
     WGMMA = "illegal wgmma"
     IN_FLIGHT = "use of registers in flight"

@@ -38,6 +38,14 @@ RULES = (
     "more than {wanted} wgmma of a warpgroup under way, which is what the simulator keeps",
     "an accumulator is used while a wgmma may still write it: wgmma_wait_group first",
     "an operand in registers is written while a wgmma may still read it: wgmma_wait_group first",
+    "barrier {value}, expected 1 to {wanted}: 0 is that of __syncthreads",
+    "barrier {offset} of {value} threads, expected a multiple of 32",
+    "barrier {offset} of {value} threads, of which others say that it has {wanted}",
+    "waits at barrier {value} of {wanted} threads, of which {offset} have come",
+    "setmaxnreg_inc to {value} registers a thread, which has {wanted}",
+    "setmaxnreg_dec to {value} registers a thread, which has {wanted}",
+    "setmaxnreg_inc to {value} registers a thread needs {wanted} more for its warpgroup, of which {offset} are free, and "
+    "nobody gives any back",
 )
 
 

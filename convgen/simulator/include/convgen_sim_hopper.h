@@ -19,6 +19,13 @@ void convgen_sim_bulk_store(void* global, const void* shared, unsigned bytes);
 void convgen_sim_bulk_commit();
 void convgen_sim_bulk_wait(int groups);
 
+void convgen_sim_bar_sync(unsigned number, unsigned count);
+void convgen_sim_bar_arrive(unsigned number, unsigned count);
+// As convgen_sim_ldmatrix, the other way.
+void convgen_sim_stmatrix(void* row, const unsigned* registers, int matrices, int transposed);
+// Of a warpgroup: how many registers its threads want, negative to have so few.
+void convgen_sim_setmaxnreg(int registers);
+
 // Of all 128 threads of a warpgroup. `a`: four registers, or null for a tile; `type` as in templates/device/wgmma.cuh.j2.
 void convgen_sim_wgmma(void* d, const unsigned* a, uint64_t a_tile, uint64_t b_tile, int type, int n, int accumulate,
                        int a_transposed, int b_transposed);

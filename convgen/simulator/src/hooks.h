@@ -128,6 +128,16 @@ void convgen_sim_ldmatrix(unsigned* registers, const void* row, int matrices, in
     meet_warp(kLdmatrix, 0xffffffffu, reinterpret_cast<uint64_t>(&given), 2 * matrices + transposed, kWarp, 0, pc);
 }
 
+void convgen_sim_stmatrix(void* row, const unsigned* registers, int matrices, int transposed) {
+    Worker* w = this_worker();
+    Thread* t = w->current;
+    const uint64_t pc = image_offset(CALLER);
+    if (w->launch->check && static_cast<int>(t->linear % kWarp / 8) < matrices)
+        see_shared(w, t, Touch{reinterpret_cast<uint64_t>(row), pc, 16, true, false});
+    const MatrixRow given{const_cast<unsigned*>(registers), row, matrices, transposed};
+    meet_warp(kStmatrix, 0xffffffffu, reinterpret_cast<uint64_t>(&given), 2 * matrices + transposed, kWarp, 0, pc);
+}
+
 void convgen_sim_cp_async(void* shared, const void* global, int bytes, int valid) {
     Worker* w = this_worker();
     Thread* t = w->current;

@@ -136,6 +136,22 @@ void convgen_sim_wgmma_commit() {
 
 void convgen_sim_wgmma_wait(int groups) { meet_warpgroup(kWgmmaWait, 0, groups, image_offset(CALLER)); }
 
+void convgen_sim_bar_sync(unsigned number, unsigned count) {
+    Worker* w = this_worker();
+    Thread* t = w->current;
+    t->pc = image_offset(CALLER);
+    t->line = 0;
+    t->value = number;
+    if (!arrive_at_barrier(w, t, number, count, t->pc)) wait(w, kAtNamedBarrier);
+}
+
+void convgen_sim_bar_arrive(unsigned number, unsigned count) {
+    Worker* w = this_worker();
+    arrive_at_barrier(w, w->current, number, count, image_offset(CALLER));
+}
+
+void convgen_sim_setmaxnreg(int registers) { meet_warpgroup(kSetRegisters, 0, registers, image_offset(CALLER)); }
+
 void convgen_sim_mbarrier_init(void* mbarrier, unsigned count) {
     Worker* w = this_worker();
     init_mbarrier(w, w->current, mbarrier, count, image_offset(CALLER));

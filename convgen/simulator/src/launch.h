@@ -22,6 +22,8 @@ enum FaultKind : uint32_t {
     kTrap,
     kCrash,
     kMbarrierMisuse,
+    kMisusedBarrier,
+    kMisusedRegisters,
     kIllegalCopy,
     kIllegalWgmma,
     kInFlight,
@@ -60,6 +62,13 @@ enum Rule : uint32_t {
     kTooManyWgmmas,
     kAccumulatorInFlight,
     kOperandInFlight,
+    kBarrierNumber,
+    kBarrierCount,
+    kBarrierCounts,
+    kBarrierNeverFull,
+    kNoIncrease,
+    kNoDecrease,
+    kRegistersNeverFree,
 };
 
 // One fault, the first of its kind at its place, and how often it came again.

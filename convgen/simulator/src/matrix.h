@@ -1,6 +1,6 @@
-// Instructions of a whole warp: the tensor cores' mma.sync, and ldmatrix. The last lane to come does the work of all.
+// Instructions of a whole warp: the tensor cores' mma.sync, ldmatrix and stmatrix. The last lane to come does the work of all.
 //
-// Fragments are laid out as templates/device/mma.cuh and ldmatrix.cuh tell.
+// Fragments are laid out as templates/device/mma.cuh, ldmatrix.cuh and stmatrix.cuh tell.
 #pragma once
 
 #include <string.h>
@@ -123,6 +123,26 @@ static void warp_mma(Worker* w, const Thread* lanes, uint32_t present, MmaType t
 static bool in_shared(const Worker* w, uint64_t address, uint64_t bytes) {
     const uint64_t offset = address - reinterpret_cast<uint64_t>(w->shared);
     return offset <= w->launch->shared_bytes && bytes <= w->launch->shared_bytes - offset;
+}
+
+static void warp_stmatrix(const Worker* w, const Thread* lanes, uint32_t present) {
+    uint16_t element[4][8][8] = {};
+    for (uint32_t lane = 0; lane < kWarp; ++lane) {
+        if (!(present >> lane & 1)) continue;
+        const MatrixRow* given = reinterpret_cast<const MatrixRow*>(lanes[lane].value);
+        const uint32_t i = lane / 4, j = 2 * (lane % 4);
+        for (int m = 0; m < given->matrices; ++m) {
+            for (uint32_t half = 0; half < 2; ++half)
+                (given->transposed ? element[m][j + half][i] : element[m][i][j + half]) =
+                    static_cast<uint16_t>(given->registers[m] >> 16 * half);
+        }
+    }
+    for (uint32_t lane = 0; lane < kWarp; ++lane) {
+        if (!(present >> lane & 1)) continue;
+        const MatrixRow* given = reinterpret_cast<const MatrixRow*>(lanes[lane].value);
+        if (static_cast<int>(lane / 8) < given->matrices && in_shared(w, reinterpret_cast<uint64_t>(given->row), 16))
+            memcpy(const_cast<void*>(given->row), element[lane / 8][lane % 8], 16);
+    }
 }
 
 static void warp_ldmatrix(const Worker* w, const Thread* lanes, uint32_t present) {

@@ -3,6 +3,8 @@
 
 #include "counters.h"
 #include "faults.h"
+#include "named_barrier.h"
+#include "registers.h"
 #include "tensor_copy.h"
 #include "warp.h"
 #include "wgmma.h"
@@ -124,7 +126,15 @@ static bool resolve(Worker* w) {
             w->abandoned = true;
             return false;
         }
+        if (w->state[i] == kAtNamedBarrier || w->state[i] == kAtRegisters) {
+            if (complete_oldest_load(w)) return true;
+            w->current = &w->thread[i];
+            w->state[i] == kAtRegisters ? report_registers(w, w->current) : report_barrier(w, w->current);
+            w->abandoned = true;
+            return false;
+        }
         if (w->state[i] == kAtWarpgroup) {
+            if (complete_oldest_load(w)) return true;
             w->current = &w->thread[i];
             record(w, Fault{.pc = w->current->pc, .kind = kDeadlock, .object = kNoObject, .rule = kWarpgroupNeverMeets});
             w->abandoned = true;
@@ -154,6 +164,8 @@ static void run_block(Worker* w, uint64_t linear) {
     w->has_clocks = false;
     forget_mbarriers(w);
     w->loads_begin = w->loads_end = w->stores = 0;
+    begin_registers(w);
+    for (NamedBarrier& b : w->barrier) b.arrived = 0;
     w->has_wgmma = false;
     memset(w->wgmmas, 0, sizeof(w->wgmmas));
     memset(w->wgmma_groups, 0, sizeof(w->wgmma_groups));

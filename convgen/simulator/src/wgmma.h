@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "matrix.h"
+#include "registers.h"
 #include "tensor_copy.h"
 
 enum WgmmaType { kWgmmaFp16, kWgmmaBf16, kWgmmaTf32, kWgmmaInt8, kWgmmaUint8, kWgmmaFp8 };
@@ -226,10 +227,13 @@ static void end_wgmmas(Worker* w, const Thread* first, uint32_t groups) {
     for (uint32_t under_way : w->wgmmas) w->has_wgmma |= under_way != 0;
 }
 
-static void execute_in_warpgroup(Worker* w, Thread* first) {
+static bool execute_in_warpgroup(Worker* w, Thread* first) {
     w->current = first;
-    if (first->operation == kWgmma) issue_wgmma(w, first);
-    if (first->operation == kWgmmaWait) end_wgmmas(w, first, static_cast<uint32_t>(first->operand));
+    switch (first->operation) {
+        case kWgmma: issue_wgmma(w, first); return true;
+        case kWgmmaWait: end_wgmmas(w, first, static_cast<uint32_t>(first->operand)); return true;
+        default: return set_registers(w, first, first->operand);
+    }
 }
 
 static void end_wgmmas_of_block(Worker* w) {

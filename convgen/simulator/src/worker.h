@@ -55,7 +55,7 @@ struct TensorCopy;  // tensor_copy.h
 struct Wgmma;       // wgmma.h
 struct AsyncCopy;  // async_copy.h
 
-enum State : uint8_t { kUnstarted, kRunnable, kAtBarrier, kAtWarp, kAtMbarrier, kAtWarpgroup, kTraceFull, kDone };
+enum State : uint8_t { kUnstarted, kRunnable, kAtBarrier, kAtWarp, kAtMbarrier, kAtWarpgroup, kAtNamedBarrier, kAtRegisters, kTraceFull, kDone };
 
 struct Thread {
     void* stack_pointer;
@@ -96,6 +96,13 @@ struct Mbarrier {
     Clock arriving, completed;
 };
 
+constexpr uint32_t kNamedBarriers = 16;
+
+struct NamedBarrier {
+    uint32_t arrived, count;
+    Clock clock;
+};
+
 struct Worker {
     const Launch* launch;
     Thread* current;
@@ -125,6 +132,8 @@ struct Worker {
     Clock joined;
     uint32_t mbarriers;
     Mbarrier mbarrier[kMbarriers];
+    NamedBarrier barrier[kNamedBarriers];
+    uint32_t registers[kWarpgroups], free_registers;  // of a thread; of the block
     // bulk copies under way: loads as a ring, stores by age
     uint32_t loads_begin, loads_end, stores;
     TensorCopy *load, *store;

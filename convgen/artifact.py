@@ -31,6 +31,7 @@ from convgen.plan import (
     SizeArg,
     SizeExtent,
     TensorArg,
+    TensorMapArg,
     TextureArg,
     WorkspaceArg,
 )
@@ -163,6 +164,17 @@ def _argument(arg: Arg) -> dict[str, Any]:
         case TextureArg(tensor, width, height, pitch_bytes):
             image = {"width": width, "height": _extent(height), "pitch_bytes": pitch_bytes}
             return {"kind": "texture", "tensor": tensor, **image}
+        case TensorMapArg():
+            return {
+                "kind": "tensor_map",
+                "source": _place(arg.source),
+                "dtype": arg.dtype.value,
+                "extents": [_extent(extent) for extent in arg.extents],
+                "strides": list(arg.strides),
+                "box": list(arg.box),
+                "element_strides": list(arg.element_strides),
+                "swizzle": arg.swizzle.value,
+            }
 
 
 def _place(place: TensorArg | WorkspaceArg) -> dict[str, Any]:

@@ -17,9 +17,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from convgen.problem import Problem, Sizes, TensorSpec
+from convgen.problem import DType, Problem, Sizes, TensorSpec
 from convgen.space import Config
 from convgen.target import Target
+from convgen.tensor_map import Swizzle, TensorMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,30 @@ class TextureArg:
     pitch_bytes: int
 
 
-Arg = TensorArg | WorkspaceArg | SizeArg | ScalarArg | TextureArg
+@dataclass(frozen=True, slots=True)
+class TensorMapArg:
+    """A tensor or workspace buffer as TMA sees it: what `tensor_map.TensorMap` says, with extents that may depend on
+    sizes known at launch only. The kernel's parameter is a `const __grid_constant__ TensorMap`.
+
+    `is_written`: whether the kernel stores through it.
+    """
+
+    source: TensorArg | WorkspaceArg
+    dtype: DType
+    extents: tuple[Extent, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    element_strides: tuple[int, ...] = ()
+    swizzle: Swizzle = Swizzle.NONE
+    is_written: bool = False
+
+    def at(self, sizes: Sizes) -> TensorMap:
+        """The map for those sizes, none of which is 0. Raises UsageError for what CUDA refuses."""
+        extents = tuple(extent_at(extent, sizes) for extent in self.extents)
+        return TensorMap(self.dtype, extents, self.strides, self.box, self.element_strides, self.swizzle)
+
+
+Arg = TensorArg | WorkspaceArg | SizeArg | ScalarArg | TextureArg | TensorMapArg
 
 
 @dataclass(frozen=True, slots=True)

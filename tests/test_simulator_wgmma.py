@@ -38,7 +38,7 @@ def bits_of(kind: str, values: Matrix) -> npt.NDArray[Any]:
     if kind == "tf32":
         return values.astype(np.float32).view(np.uint32)
     if kind == "fp8":
-        return np.array([fp8_bits(value) for value in values.ravel()], np.uint8).reshape(values.shape)
+        return np.array([fp8_bits(value) for value in values.ravel().tolist()], np.uint8).reshape(values.shape)
     return values.astype(np.uint8)
 
 

@@ -44,8 +44,8 @@ RULES = (
     "waits at barrier {value} of {wanted} threads, of which {offset} have come",
     "setmaxnreg_inc to {value} registers a thread, which has {wanted}",
     "setmaxnreg_dec to {value} registers a thread, which has {wanted}",
-    "setmaxnreg_inc to {value} registers a thread needs {wanted} more for its warpgroup, of which {offset} are free, and "
-    "nobody gives any back",
+    "setmaxnreg_inc to {value} registers a thread needs {wanted} more for its warpgroup; {offset} are free, and nobody "
+    "gives any back",
 )
 
 

@@ -1,4 +1,4 @@
-"""Tensor maps in a plan: bound in the simulator, described for CUDA, in the manifest and in the C launcher."""
+"""Tensor maps in a plan: bound in the simulator, described for CUDA and in the C launcher."""
 
 from __future__ import annotations
 

@@ -34,8 +34,7 @@ extern "C" __global__ void barrier_of_one_warpgroup(const int* x, int* y, int st
     int* const row = reinterpret_cast<int*>(smem);
     row[threadIdx.x] = x[threadIdx.x % 128];
     bar_sync(1 + threadIdx.x / 128, 128);
-    if (threadIdx.x < 128) y[threadIdx.x] = row[127 - threadIdx.x];
-    if (threadIdx.x >= 128) y[threadIdx.x] = row[threadIdx.x ^ 255];  // MARK race
+    y[threadIdx.x] = row[(threadIdx.x < 128 ? 127 : 255) - threadIdx.x];  // MARK race
 }
 
 extern "C" __global__ void too_few_come(const int* x, int* y, int steps) {

@@ -1,6 +1,10 @@
 // Hooks of the wrappers for sm_90a.
 #pragma once
 
+// Calls in two branches stay two: threads meet at the same instruction, and a fault has a line.
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((nomerge)), apply_to = function)
+#endif
 extern "C" {
 void convgen_sim_mbarrier_init(void* mbarrier, unsigned count);
 void convgen_sim_mbarrier_inval(void* mbarrier);
@@ -33,3 +37,6 @@ void convgen_sim_wgmma_fence();
 void convgen_sim_wgmma_commit();
 void convgen_sim_wgmma_wait(int groups);
 }
+#ifdef __clang__
+#pragma clang attribute pop
+#endif

@@ -11,6 +11,7 @@ from convgen.problem import DType
 
 MAX_RANK = 5
 MAX_BOX = 256
+MAX_PIXELS = 1024
 MAX_ELEMENT_STRIDE = 8
 MAX_EXTENT = 1 << 32
 MAX_STRIDE = 1 << 40
@@ -73,6 +74,53 @@ class TensorMap:
     def box_bytes(self) -> int:
         """Bytes of a box in shared memory: what a load counts on its mbarrier."""
         return math.prod(self.copied) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Im2colMap:
+    """A channels-last tensor and the pixels that TMA's im2col mode copies of it: cuTensorMapEncodeIm2col's arguments.
+
+    `extents` (C, spatial, innermost first, N) and `strides` as of `TensorMap`. A copy brings `pixels` rows of `channels`
+    elements: from its pixel on along a box, the innermost axis first, then from image to image. Along each spatial axis,
+    the innermost first, the box goes from `lower` to the tensor's last pixel plus `upper`, by `element_strides`. For a
+    convolution `lower` is -pad_lo, `upper` pad_hi - (filter - 1) * dilation, and a tap is an offset that the copy adds to
+    every pixel: what lies outside the tensor is loaded as zeros. Raises UsageError for what CUDA refuses.
+    """
+
+    dtype: DType
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    channels: int
+    pixels: int
+    element_strides: tuple[int, ...] = ()
+    swizzle: Swizzle = Swizzle.NONE
+
+    def __post_init__(self) -> None:
+        rank = len(self.extents)
+        _require(3 <= rank <= MAX_RANK, "extents", self.extents, f"3 to {MAX_RANK} of them")
+        corners = (("lower", self.lower), ("upper", self.upper))
+        reach = 1 << 16 // (rank - 2) - 1
+        for name, corner in corners:
+            _require(len(corner) == rank - 2, name, corner, f"{rank - 2}, one a spatial axis")
+            _require(all(-reach <= c < reach for c in corner), name, corner, f"each from {-reach} to {reach - 1}")
+        _require(1 <= self.pixels <= MAX_PIXELS, "pixels", self.pixels, f"1 to {MAX_PIXELS}")
+        steps = self.steps
+        _require(len(steps) == rank - 2, "element_strides", steps, f"{rank - 2}, one a spatial axis")
+        # What is left is checked as for the box of one pixel.
+        ones = (1,) * (rank - 1)
+        TensorMap(self.dtype, self.extents, self.strides, (self.channels, *ones), (1, *steps, 1), self.swizzle)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The element strides of the spatial axes, 1 where none are given."""
+        return self.element_strides or (1,) * (len(self.extents) - 2)
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes of a copy in shared memory: what it counts on its mbarrier."""
+        return self.channels * self.pixels * self.dtype.itemsize
 
 
 def _require(holds: bool, name: str, value: object, expected: str) -> None:

@@ -25,7 +25,7 @@ from convgen.simulator.memory import Block, Memory
 from convgen.simulator.report import Report
 from convgen.simulator.toolchain import build_library, working_folder
 from convgen.simulator.units import KernelLike, Unit, constants_name, entry_name, translation_unit
-from convgen.tensor_map import TensorMap
+from convgen.tensor_map import Im2colMap, TensorMap
 
 MAX_FAULTS = 256
 MAX_SITES = 8192
@@ -66,7 +66,7 @@ class BoundTensorMap:
     """A tensor map over a buffer."""
 
     block: Block
-    map: TensorMap
+    map: TensorMap | Im2colMap
 
 
 Argument = Block | Texture | BoundTensorMap | int | float

@@ -24,6 +24,7 @@ RULES = (
     "came between its initialisation and that",
     "the copy's tensor map is none: it must be a kernel parameter",
     "the tensor map has {wanted} dimensions, the copy {value}",
+    "the tensor map is one of boxes and the copy of im2col's pixels, or the other way round",
     "shared memory offset {offset} must be a multiple of {wanted}",
     "global address {value:#x} must be a multiple of {wanted}",
     "a copy of {value} bytes, which must be a multiple of {wanted}",

@@ -17,6 +17,9 @@ void convgen_sim_cp_async_mbarrier_arrive(void* mbarrier);
 
 // Box of a 128-byte tensor map (convgen/simulator/tensor_map.py) at coordinates, the innermost first.
 void convgen_sim_tensor_load(void* shared, const void* map, const int* at, int rank, void* mbarrier);
+// `shift`: the offsets of rank - 2 spatial coordinates.
+void convgen_sim_tensor_load_im2col(void* shared, const void* map, const int* at, const unsigned short* shift, int rank,
+                                    void* mbarrier);
 void convgen_sim_tensor_store(const void* map, const int* at, int rank, const void* shared);
 void convgen_sim_bulk_load(void* shared, const void* global, unsigned bytes, void* mbarrier);
 void convgen_sim_bulk_store(void* global, const void* shared, unsigned bytes);

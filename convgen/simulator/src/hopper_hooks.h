@@ -5,7 +5,8 @@
 #include "tensor_copy.h"
 
 // The box of a tensor map at these coordinates, at an address of shared memory.
-static TensorCopy tensor_copy(Worker* w, const void* map, const int* at, int rank, const void* shared, uint64_t pc) {
+static TensorCopy tensor_copy(Worker* w, const void* map, const int* at, int rank, const void* shared, uint64_t pc,
+                              const unsigned short* shift = nullptr) {
     TensorMapBits bits;
     memcpy(&bits, map, sizeof(bits));
     TensorCopy copy = {};
@@ -14,6 +15,10 @@ static TensorCopy tensor_copy(Worker* w, const void* map, const int* at, int ran
     if (bits.mark != kTensorMapMark || bits.rank != rank) {
         break_rule(w, kIllegalCopy, bits.mark != kTensorMapMark ? kNoTensorMap : kWrongRank, pc,
                    static_cast<int64_t>(copy.shared), static_cast<uint64_t>(rank), bits.rank);
+        abandon(w);
+    }
+    if (bits.im2col != (shift != nullptr)) {
+        break_rule(w, kIllegalCopy, kWrongMode, pc, static_cast<int64_t>(copy.shared));
         abandon(w);
     }
     if (copy.shared % 128) break_rule(w, kIllegalCopy, kSharedAlignment, pc, static_cast<int64_t>(copy.shared), 0, 128);
@@ -28,6 +33,14 @@ static TensorCopy tensor_copy(Worker* w, const void* map, const int* at, int ran
         copy.step[d] = used ? bits.step[d] : 1;
         copy.at[d] = used ? at[d] : 0;
     }
+    if (!shift) return copy;
+    copy.im2col_rank = bits.rank;
+    for (int d = 0; d < rank - 2; ++d) {
+        copy.lower[d] = bits.lower[d];
+        copy.upper[d] = bits.upper[d];
+        copy.shift[d] = shift[d];
+    }
+    for (uint32_t d = 2; d < kMaxRank; ++d) copy.box[d] = 1;
     return copy;
 }
 
@@ -96,6 +109,12 @@ extern "C" {
 void convgen_sim_tensor_load(void* shared, const void* map, const int* at, int rank, void* mbarrier) {
     Worker* w = this_worker();
     issue_load(w, tensor_copy(w, map, at, rank, shared, image_offset(CALLER)), mbarrier);
+}
+
+void convgen_sim_tensor_load_im2col(void* shared, const void* map, const int* at, const unsigned short* shift, int rank,
+                                    void* mbarrier) {
+    Worker* w = this_worker();
+    issue_load(w, tensor_copy(w, map, at, rank, shared, image_offset(CALLER), shift), mbarrier);
 }
 
 void convgen_sim_tensor_store(const void* map, const int* at, int rank, const void* shared) {

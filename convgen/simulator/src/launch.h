@@ -48,6 +48,7 @@ enum Rule : uint32_t {
     kInitUnfenced,
     kNoTensorMap,
     kWrongRank,
+    kWrongMode,
     kSharedAlignment,
     kGlobalAlignment,
     kCopySize,

@@ -19,7 +19,10 @@ struct TensorMapBits {
     uint16_t box[kMaxRank];         // elements of shared memory
     uint8_t step[kMaxRank];
     uint8_t rank, element_bytes, swizzle_bytes;
-    uint8_t unused[22];
+    uint8_t im2col;  // then box[1] counts pixels
+    uint8_t unused;
+    int16_t lower[3], upper[3];
+    uint8_t unused_too[8];
     uint32_t mark;
     uint8_t padding[4];
 };
@@ -29,6 +32,8 @@ struct TensorCopy {
     uint64_t base, extent[kMaxRank], stride[kMaxRank];
     uint32_t box[kMaxRank], step[kMaxRank];
     int64_t at[kMaxRank];
+    int64_t lower[3], upper[3], shift[3];
+    uint32_t im2col_rank;  // 0: a box
     uint32_t element_bytes, swizzle_mask;
     uint64_t shared;  // offset
     uint64_t pc;
@@ -46,9 +51,39 @@ static inline uint64_t swizzled(uint64_t address, uint32_t mask) { return addres
 
 static inline uint32_t swizzle_mask(uint32_t bytes) { return bytes ? bytes - 16 : 0; }
 
+// Pixels one after the other from the copy's on, along the box between its corners and on to the next image.
+template <typename Row>
+static void for_each_pixel(const TensorCopy& copy, Row row) {
+    const uint32_t images = copy.im2col_rank - 1;  // the dimension
+    int64_t at[kMaxRank];
+    for (uint32_t d = 0; d < kMaxRank; ++d) at[d] = copy.at[d];
+    const int64_t channels = static_cast<int64_t>(copy.extent[0]) - at[0];
+    const uint32_t low = at[0] < 0 ? static_cast<uint32_t>(-at[0]) : 0;
+    const uint32_t high = channels < 0 ? 0 : channels < copy.box[0] ? static_cast<uint32_t>(channels) : copy.box[0];
+    for (uint32_t pixel = 0; pixel < copy.box[1]; ++pixel) {
+        bool inside = low < high && at[images] >= 0 && at[images] < static_cast<int64_t>(copy.extent[images]);
+        int64_t address = static_cast<int64_t>(copy.base) + at[0] * copy.element_bytes + at[images] * static_cast<int64_t>(copy.stride[images]);
+        for (uint32_t d = 1; d < images; ++d) {
+            const int64_t place = at[d] + copy.shift[d - 1];
+            inside = inside && place >= 0 && place < static_cast<int64_t>(copy.extent[d]);
+            address += place * static_cast<int64_t>(copy.stride[d]);
+        }
+        row(copy.shared + pixel * copy.row_bytes(), static_cast<uint64_t>(address), inside ? low * copy.element_bytes : 0,
+            inside ? high * copy.element_bytes : 0);
+        uint32_t d = 1;
+        for (; d < images; ++d) {
+            at[d] += copy.step[d];
+            if (at[d] < static_cast<int64_t>(copy.extent[d]) + copy.upper[d - 1]) break;
+            at[d] = copy.lower[d - 1];
+        }
+        if (d == images) ++at[images];
+    }
+}
+
 // Calls row(offset in shared memory, global address, first and end of the bytes that lie within the tensor).
 template <typename Row>
 static void for_each_row(const TensorCopy& copy, Row row) {
+    if (copy.im2col_rank) return for_each_pixel(copy, row);
     const int64_t begin = copy.at[0], width = copy.box[0], extent = static_cast<int64_t>(copy.extent[0]);
     const int64_t low = begin < 0 ? -begin : 0;
     const int64_t high = extent - begin < width ? extent - begin : width;

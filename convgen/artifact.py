@@ -165,16 +165,11 @@ def _argument(arg: Arg) -> dict[str, Any]:
             image = {"width": width, "height": _extent(height), "pitch_bytes": pitch_bytes}
             return {"kind": "texture", "tensor": tensor, **image}
         case TensorMapArg():
-            return {
-                "kind": "tensor_map",
-                "source": _place(arg.source),
-                "dtype": arg.dtype.value,
-                "extents": [_extent(extent) for extent in arg.extents],
-                "strides": list(arg.strides),
-                "box": list(arg.box),
-                "element_strides": list(arg.element_strides),
-                "swizzle": arg.swizzle.value,
-            }
+            extents: list[Any] = list(arg.map.extents)
+            if arg.outermost is not None:
+                extents[-1] = _extent(arg.outermost)
+            told = {**dataclasses.asdict(arg.map), "dtype": arg.map.dtype.value, "swizzle": arg.map.swizzle.value}
+            return {"kind": "tensor_map", "source": _place(arg.source), **told, "extents": extents}
 
 
 def _place(place: TensorArg | WorkspaceArg) -> dict[str, Any]:

@@ -10,6 +10,7 @@ writes (`binding.preparation`), so a strategy need not say.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import itertools
 import math
@@ -17,10 +18,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from convgen.problem import DType, Problem, Sizes, TensorSpec
+from convgen.problem import Problem, Sizes, TensorSpec
 from convgen.space import Config
 from convgen.target import Target
-from convgen.tensor_map import Swizzle, TensorMap
+from convgen.tensor_map import Im2colMap, TensorMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,25 +116,22 @@ class TextureArg:
 
 @dataclass(frozen=True, slots=True)
 class TensorMapArg:
-    """A tensor or workspace buffer as TMA sees it: what `tensor_map.TensorMap` says, with extents that may depend on
-    sizes known at launch only. The kernel's parameter is a `const __grid_constant__ TensorMap`.
+    """A tensor or workspace buffer as TMA sees it; the kernel's parameter is a `const __grid_constant__ TensorMap`.
 
-    `is_written`: whether the kernel stores through it.
+    `outermost`: the extent of the map's last dimension where it is known at launch only. `is_written`: whether the
+    kernel stores through the map.
     """
 
     source: TensorArg | WorkspaceArg
-    dtype: DType
-    extents: tuple[Extent, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
-    element_strides: tuple[int, ...] = ()
-    swizzle: Swizzle = Swizzle.NONE
+    map: TensorMap | Im2colMap
+    outermost: SizeExtent | None = None
     is_written: bool = False
 
-    def at(self, sizes: Sizes) -> TensorMap:
+    def at(self, sizes: Sizes) -> TensorMap | Im2colMap:
         """The map for those sizes, none of which is 0. Raises UsageError for what CUDA refuses."""
-        extents = tuple(extent_at(extent, sizes) for extent in self.extents)
-        return TensorMap(self.dtype, extents, self.strides, self.box, self.element_strides, self.swizzle)
+        if self.outermost is None:
+            return self.map
+        return dataclasses.replace(self.map, extents=(*self.map.extents[:-1], self.outermost.at(sizes)))
 
 
 Arg = TensorArg | WorkspaceArg | SizeArg | ScalarArg | TextureArg | TensorMapArg

@@ -80,11 +80,12 @@ class TensorMap:
 class Im2colMap:
     """A channels-last tensor and the pixels that TMA's im2col mode copies of it: cuTensorMapEncodeIm2col's arguments.
 
-    `extents` (C, spatial, innermost first, N) and `strides` as of `TensorMap`. A copy brings `pixels` rows of `channels`
-    elements: from its pixel on along a box, the innermost axis first, then from image to image. Along each spatial axis,
-    the innermost first, the box goes from `lower` to the tensor's last pixel plus `upper`, by `element_strides`. For a
-    convolution `lower` is -pad_lo, `upper` pad_hi - (filter - 1) * dilation, and a tap is an offset that the copy adds to
-    every pixel: what lies outside the tensor is loaded as zeros. Raises UsageError for what CUDA refuses.
+    `extents` (C, spatial, innermost first, N) and `strides` are as of `TensorMap`. A copy brings `pixels` rows of
+    `channels` elements: from its pixel on along a box, the innermost axis first, then from image to image. Along each
+    spatial axis, the innermost first, the box goes from `lower` to the tensor's last pixel plus `upper`, by
+    `element_strides`. For a convolution `lower` is -pad_lo, `upper` pad_hi - (filter - 1) * dilation, and a tap is an
+    offset that the copy adds to every pixel: what lies outside the tensor is loaded as zeros. Raises UsageError for
+    what CUDA refuses.
     """
 
     dtype: DType

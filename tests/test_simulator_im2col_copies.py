@@ -18,7 +18,7 @@ from convgen.tensor_map import Im2colMap, TensorMap
 FILE = "im2col_copies.cu"
 HEADERS = ("shared", "shared_address", "mbarrier", "fence", "tensor_map", "cp_async_bulk_tensor_im2col")
 
-# images and channels; then along each axis, outermost first: extent, filter, stride, dilation, padding before and behind
+# images, channels; then along each axis, outermost first: extent, filter, stride, dilation, padding before and behind
 CASES = [
     (2, 32, [(11, 3, 1, 1, 1, 1)]),
     (2, 40, [(9, 3, 2, 1, 1, 0)]),

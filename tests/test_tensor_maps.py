@@ -18,6 +18,7 @@ from convgen.plan import (
     Memset,
     Param,
     Plan,
+    SizeExtent,
     TensorArg,
     TensorMapArg,
     WorkspaceArg,
@@ -29,7 +30,7 @@ from convgen.runtime.module import Arguments
 from convgen.runtime.sim import Mode, build
 from convgen.simulator import Copies
 from convgen.target import Target
-from convgen.tensor_map import Swizzle, TensorMap
+from convgen.tensor_map import Im2colMap, Swizzle, TensorMap
 
 HEADERS = ("shared", "shared_address", "mbarrier", "fence", "tensor_map", "cp_async_bulk", "cp_async_bulk_tensor")
 KERNEL = """
@@ -48,19 +49,13 @@ extern "C" __global__ void copy_images(const __grid_constant__ TensorMap x, cons
     cp_async_bulk_wait_group<0>();
 }
 """
+BATCH = batch_extent(1)
 CONV = Conv.parse("conv2d n=*<=64~4 c=64 k=64 in=4x4 filter=1x1 dtype=bf16 layout=nhwc")
 
 
-def image(name: str, is_written: bool = False) -> TensorMapArg:
-    return TensorMapArg(
-        TensorArg(name),
-        DType.BF16,
-        (64, 4, 4, batch_extent(1)),
-        (128, 512, 2048),
-        (64, 4, 4, 1),
-        swizzle=Swizzle.B128,
-        is_written=is_written,
-    )
+def image(name: str, is_written: bool = False, batch: SizeExtent | None = BATCH) -> TensorMapArg:
+    mapped = TensorMap(DType.BF16, (64, 4, 4, 1), (128, 512, 2048), (64, 4, 4, 1), swizzle=Swizzle.B128)
+    return TensorMapArg(TensorArg(name), mapped, batch, is_written)
 
 
 def plan() -> Plan:
@@ -92,6 +87,7 @@ def test_the_map_of_a_runtime_batch() -> None:
     expected = TensorMap(DType.BF16, (64, 4, 4, 9), (128, 512, 2048), (64, 4, 4, 1), swizzle=Swizzle.B128)
     assert image("x").at(Sizes.of(n=9)) == expected
     assert expected.box_bytes == 2048
+    assert "const cuuint64_t x_map_extents[] = {64, 4, 4, " in launcher_files(plan(), b"cubin")["copy_images.h"]
     with pytest.raises(UsageError, match="each from 1 to 2"):
         image("x").at(Sizes.of(n=0))
 
@@ -109,8 +105,8 @@ def test_arguments_have_room_for_maps_by_value() -> None:
 
 def test_a_buffer_filled_through_a_map_is_prepared_with_the_weights() -> None:
     """A launch that reads w and stores through a map of a buffer is a prepare step; one that reads x is none."""
-    filled = dataclasses.replace(image("w", is_written=True), source=WorkspaceArg("packed"), extents=(64, 4, 4, 1))
-    weights = dataclasses.replace(image("w"), extents=(64, 4, 4, 1))
+    filled = dataclasses.replace(image("w", True, None), source=WorkspaceArg("packed"))
+    weights = image("w", batch=None)
     [launch] = plan().launches
     pack = dataclasses.replace(launch, grid=(1, 1, 1), args=(weights, filled))
     packed = dataclasses.replace(plan(), steps=(pack, launch), workspace=(Buffer("packed", 2048),))
@@ -123,8 +119,8 @@ def test_a_buffer_filled_through_a_map_is_prepared_with_the_weights() -> None:
 def test_the_launcher_encodes_maps() -> None:
     header = launcher_files(plan(), b"cubin")["copy_images.h"]
     assert "cuTensorMapEncodeTiled(&x_map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4," in header
-    assert "const cuuint64_t x_strides[] = {128, 512, 2048};" in header
-    assert "const cuuint32_t y_box[] = {64, 4, 4, 1};" in header
+    assert "const cuuint64_t x_map_strides[] = {128, 512, 2048};" in header
+    assert "const cuuint32_t y_map_box[] = {64, 4, 4, 1};" in header
     assert "CU_TENSOR_MAP_SWIZZLE_128B" in header
     assert "void *arguments[] = {&x_map, &y_map, NULL};" in header
 
@@ -133,7 +129,9 @@ def test_the_driver_is_told_the_same() -> None:
     pytest.importorskip("cuda.bindings")
     from convgen.runtime.tensor_map import arguments
 
-    kind, rank, address, extents, strides, box, steps, _, swizzle, _, _ = arguments(image("x").at(Sizes.of(n=9)), 4096)
+    mapped = image("x").at(Sizes.of(n=9))
+    assert isinstance(mapped, TensorMap)
+    kind, rank, address, extents, strides, box, steps, _, swizzle, _, _ = arguments(mapped, 4096)
     assert (kind.name, rank, address) == ("CU_TENSOR_MAP_DATA_TYPE_BFLOAT16", 4, 4096)
     assert [list(map(int, numbers)) for numbers in (extents, strides, box, steps)] == [
         [64, 4, 4, 9],
@@ -142,3 +140,13 @@ def test_the_driver_is_told_the_same() -> None:
         [1, 1, 1, 1],
     ]
     assert swizzle.name == "CU_TENSOR_MAP_SWIZZLE_128B"
+
+
+def test_the_driver_is_told_of_pixels() -> None:
+    pytest.importorskip("cuda.bindings")
+    from convgen.runtime.tensor_map import im2col_arguments
+
+    mapped = Im2colMap(DType.FP16, (64, 9, 8, 2), (128, 1152, 9216), (-1, -2), (0, 1), 32, 100, (2, 3))
+    told = im2col_arguments(mapped, 4096)
+    assert told[5:9] == ([-1, -2], [0, 1], 32, 100)
+    assert list(map(int, told[9])) == [1, 2, 3, 1]

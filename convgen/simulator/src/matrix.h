@@ -48,7 +48,8 @@ static float cut_to_float(double value) {
 // A row of d += a * b. Products are exact; they and the accumulator are cut to a common unit, that of the largest of them
 // with so many bits, kExtraBits more than fp32 has unless of fp8, then added, and the sum is cut to fp32: Fasi, Higham, Mikaitis, Pranesh, "Numerical
 // behavior of NVIDIA tensor cores", 2021.
-static void mma_row(float* d, const double* a, const double (*b)[kMmaN], int k, int bits = 23 + kExtraBits) {
+template <int kBits = 23 + kExtraBits>
+static void mma_row(float* d, const double* a, const double (*b)[kMmaN], int k) {
     double product[kMmaMaxK + 1][kMmaN], largest[kMmaN], plain[kMmaN];
     for (int n = 0; n < kMmaN; ++n) {
         product[k][n] = plain[n] = d[n];
@@ -67,9 +68,9 @@ static void mma_row(float* d, const double* a, const double (*b)[kMmaN], int k, 
     bool finite[kMmaN];
     for (int n = 0; n < kMmaN; ++n) {
         finite[n] = plain[n] - plain[n] == 0;
-        // 2^(bits - exponent of the largest); a sum of nothing but zeros needs none.
+        // 2^(kBits - exponent of the largest); a sum of nothing but zeros needs none.
         const uint64_t exponent = __builtin_bit_cast(uint64_t, largest[n]) >> 52;
-        scale[n] = finite[n] && exponent ? __builtin_bit_cast(double, (2046 + static_cast<uint64_t>(bits) - exponent) << 52) : 0.0;
+        scale[n] = finite[n] && exponent ? __builtin_bit_cast(double, (2046 + static_cast<uint64_t>(kBits) - exponent) << 52) : 0.0;
     }
     for (int i = 0; i <= k; ++i)
         for (int n = 0; n < kMmaN; ++n) sum[n] += static_cast<int32_t>(finite[n] ? product[i][n] * scale[n] : 0.0);
@@ -77,7 +78,8 @@ static void mma_row(float* d, const double* a, const double (*b)[kMmaN], int k, 
         d[n] = !finite[n] ? static_cast<float>(plain[n]) : scale[n] ? cut_to_float(sum[n] / scale[n]) : 0.0f;
 }
 
-static void mma_row(int32_t* d, const double* a, const double (*b)[kMmaN], int k, int = 0) {
+template <int kBits = 0>
+static void mma_row(int32_t* d, const double* a, const double (*b)[kMmaN], int k) {
     for (int i = 0; i < k; ++i)
         for (int n = 0; n < kMmaN; ++n)
             d[n] = static_cast<int32_t>(static_cast<uint32_t>(d[n]) + static_cast<uint32_t>(static_cast<int32_t>(a[i] * b[i][n])));

@@ -109,16 +109,15 @@ static void read_tile(const Worker* w, uint64_t descriptor, uint32_t rows, bool 
 static inline uint32_t accumulator_row(uint32_t thread, uint32_t i) { return thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8; }
 static inline uint32_t accumulator_column(uint32_t thread, uint32_t i) { return i / 4 * 8 + thread % 4 * 2 + i % 2; }
 
-template <typename Sum>
+template <typename Sum, int kBits>
 static void add_products(const Wgmma& op, const double (*a)[kWgmmaMaxK], const double (*b)[kWgmmaMaxK][kMmaN], int k) {
-    const int bits = op.given.type == kWgmmaFp8 ? kFp8Bits : 23 + kExtraBits;
     for (uint32_t block = 0; block < static_cast<uint32_t>(op.given.n) / kMmaN; ++block) {
         Sum d[kWgmmaM][kMmaN];
         for (uint32_t thread = 0; thread < kWarpgroup; ++thread)
             for (uint32_t i = 4 * block; i < 4 * block + 4; ++i)
                 d[accumulator_row(thread, i)][accumulator_column(thread, i) % kMmaN] =
                     op.given.accumulate ? static_cast<const Sum*>(op.d[thread])[i] : Sum(0);
-        for (uint32_t m = 0; m < kWgmmaM; ++m) mma_row(d[m], a[m], b[block], k, bits);
+        for (uint32_t m = 0; m < kWgmmaM; ++m) mma_row<kBits>(d[m], a[m], b[block], k);
         for (uint32_t thread = 0; thread < kWarpgroup; ++thread)
             for (uint32_t i = 4 * block; i < 4 * block + 4; ++i)
                 static_cast<Sum*>(op.d[thread])[i] = d[accumulator_row(thread, i)][accumulator_column(thread, i) % kMmaN];
@@ -144,9 +143,11 @@ static __attribute__((noinline)) void run_wgmma(Worker* w, const Wgmma& op) {
     read_tile(w, given.b_tile, static_cast<uint32_t>(given.n), given.b_transposed, given.type, false,
               [&](uint32_t n, uint32_t at, double value) { b[n / kMmaN][at][n % kMmaN] = value; });
     if (given.type == kWgmmaInt8 || given.type == kWgmmaUint8)
-        add_products<int32_t>(op, a, b, static_cast<int>(k));
+        add_products<int32_t, 0>(op, a, b, static_cast<int>(k));
+    else if (given.type == kWgmmaFp8)
+        add_products<float, kFp8Bits>(op, a, b, static_cast<int>(k));
     else
-        add_products<float>(op, a, b, static_cast<int>(k));
+        add_products<float, 23 + kExtraBits>(op, a, b, static_cast<int>(k));
     w->totals.flops += 2ull * kWgmmaM * static_cast<uint64_t>(given.n) * k;
 }
 

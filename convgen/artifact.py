@@ -31,6 +31,7 @@ from convgen.plan import (
     SizeArg,
     SizeExtent,
     TensorArg,
+    TensorMapArg,
     TextureArg,
     WorkspaceArg,
 )
@@ -163,6 +164,12 @@ def _argument(arg: Arg) -> dict[str, Any]:
         case TextureArg(tensor, width, height, pitch_bytes):
             image = {"width": width, "height": _extent(height), "pitch_bytes": pitch_bytes}
             return {"kind": "texture", "tensor": tensor, **image}
+        case TensorMapArg():
+            extents: list[Any] = list(arg.map.extents)
+            if arg.outermost is not None:
+                extents[-1] = _extent(arg.outermost)
+            told = {**dataclasses.asdict(arg.map), "dtype": arg.map.dtype.value, "swizzle": arg.map.swizzle.value}
+            return {"kind": "tensor_map", "source": _place(arg.source), **told, "extents": extents}
 
 
 def _place(place: TensorArg | WorkspaceArg) -> dict[str, Any]:

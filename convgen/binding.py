@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from convgen.plan import (
+    Arg,
     CopyToSymbol,
     Extent,
     Launch,
@@ -17,13 +18,18 @@ from convgen.plan import (
     SizeFactor,
     Step,
     TensorArg,
+    TensorMapArg,
     TextureArg,
     WorkspaceArg,
 )
 from convgen.problem import Problem, Sizes, TensorSpec
+from convgen.tensor_map import Swizzle
 
 TEXTURE_ALIGNMENT = 512
 """What the start of a texture's memory is aligned to, in bytes, on every GPU there is."""
+
+TENSOR_MAP_ALIGNMENT = 16
+"""What the start of a tensor that TMA copies is aligned to, in bytes."""
 
 TEXTURE_FORMATS: Mapping[str, str] = {
     "fp32": "CU_AD_FORMAT_FLOAT",
@@ -34,6 +40,26 @@ TEXTURE_FORMATS: Mapping[str, str] = {
 }
 """The CUarray_format of a texture's elements, by dtype; integers (and the bits of bf16) are read as they are."""
 
+TENSOR_MAP_TYPES: Mapping[str, str] = {
+    "fp32": "FLOAT32",
+    "tf32": "FLOAT32",
+    "fp16": "FLOAT16",
+    "bf16": "BFLOAT16",
+    "int8": "UINT8",
+    "uint8": "UINT8",
+    "fp8": "UINT8",
+    "int32": "INT32",
+}
+"""The CU_TENSOR_MAP_DATA_TYPE_… by dtype. TF32 is copied as it is: tensor cores ignore the bits that it has not."""
+
+TENSOR_MAP_SWIZZLES: Mapping[Swizzle, str] = {
+    Swizzle.NONE: "NONE",
+    Swizzle.B32: "32B",
+    Swizzle.B64: "64B",
+    Swizzle.B128: "128B",
+}
+"""The CU_TENSOR_MAP_SWIZZLE_… by swizzle."""
+
 WEIGHTS = "w"
 """The tensor that may be declared constant."""
 
@@ -41,12 +67,24 @@ WEIGHTS = "w"
 def required_alignment(plan: Plan, tensor: TensorSpec) -> int:
     """Bytes that the tensor's address must be a multiple of for this plan's kernels."""
     textured = any(arg.tensor == tensor.name for arg in textures(plan))
-    return max(plan.alignment.get(tensor.name, 1), tensor.dtype.itemsize, TEXTURE_ALIGNMENT if textured else 1)
+    mapped = any(arg.source == TensorArg(tensor.name) for arg in tensor_maps(plan))
+    return max(
+        plan.alignment.get(tensor.name, 1),
+        tensor.dtype.itemsize,
+        TEXTURE_ALIGNMENT if textured else 1,
+        TENSOR_MAP_ALIGNMENT if mapped else 1,
+    )
 
 
 def textures(plan: Plan) -> tuple[TextureArg, ...]:
     """The different textures of the plan, in the order they are first used."""
     found = (arg for launch in plan.launches for arg in launch.args if isinstance(arg, TextureArg))
+    return tuple(dict.fromkeys(found))
+
+
+def tensor_maps(plan: Plan) -> tuple[TensorMapArg, ...]:
+    """The different tensor maps of the plan, in the order they are first used."""
+    found = (arg for launch in plan.launches for arg in launch.args if isinstance(arg, TensorMapArg))
     return tuple(dict.fromkeys(found))
 
 
@@ -151,6 +189,8 @@ def _is_fixed_argument(arg: object, fixed: set[WorkspaceArg]) -> bool:
             return tensor == WEIGHTS
         case WorkspaceArg():
             return arg in fixed
+        case TensorMapArg(source=source):
+            return _is_fixed_argument(source, fixed)
         case SizeArg():
             return False
     return True
@@ -179,18 +219,27 @@ def _written(step: Step) -> set[WorkspaceArg]:
             return {destination} if isinstance(destination, WorkspaceArg) else set()
         case Launch(kernel=kernel, args=args):
             pairs = zip(kernel.params, args, strict=True)
-            return {arg for param, arg in pairs if isinstance(arg, WorkspaceArg) and param.is_written}
+            plain = {arg for param, arg in pairs if isinstance(arg, WorkspaceArg) and param.is_written}
+            mapped = {arg.source for arg in args if isinstance(arg, TensorMapArg) and arg.is_written}
+            return plain | {source for source in mapped if isinstance(source, WorkspaceArg)}
     return set()
 
 
 def _touched(step: Step) -> set[WorkspaceArg]:
-    places = step.args if isinstance(step, Launch) else (step.source,) if isinstance(step, CopyToSymbol) else ()
+    places = (
+        _places(step.args) if isinstance(step, Launch) else (step.source,) if isinstance(step, CopyToSymbol) else ()
+    )
     return _written(step) | {place for place in places if isinstance(place, WorkspaceArg)}
+
+
+def _places(args: tuple[Arg, ...]) -> tuple[Arg, ...]:
+    """The arguments, a tensor map as what it is of."""
+    return tuple(arg.source if isinstance(arg, TensorMapArg) else arg for arg in args)
 
 
 def _reads_weights(step: Step) -> bool:
     if isinstance(step, CopyToSymbol):
         return step.source == TensorArg(WEIGHTS)
     return isinstance(step, Launch) and any(
-        isinstance(arg, TensorArg | TextureArg) and arg.tensor == WEIGHTS for arg in step.args
+        isinstance(arg, TensorArg | TextureArg) and arg.tensor == WEIGHTS for arg in _places(step.args)
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from convgen.binding import (
+    TENSOR_MAP_SWIZZLES,
+    TENSOR_MAP_TYPES,
     TEXTURE_FORMATS,
     dynamic_shared,
     nbytes_of,
@@ -74,6 +76,8 @@ def _context(plan: Plan) -> dict[str, Any]:
         "symbols": symbols(plan),
         "textures": used,
         "texture_formats": {arg.tensor: TEXTURE_FORMATS[plan.problem.tensor(arg.tensor).dtype] for arg in used},
+        "map_types": TENSOR_MAP_TYPES,
+        "map_swizzles": TENSOR_MAP_SWIZZLES,
         "dynamic_shared": dynamic_shared(plan),
         "nbytes": lambda place: nbytes_of(plan, place),
         "kind": lambda thing: type(thing).__name__,

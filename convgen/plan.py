@@ -10,6 +10,7 @@ writes (`binding.preparation`), so a strategy need not say.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import itertools
 import math
@@ -20,6 +21,7 @@ from typing import Any
 from convgen.problem import Problem, Sizes, TensorSpec
 from convgen.space import Config
 from convgen.target import Target
+from convgen.tensor_map import Im2colMap, TensorMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,27 @@ class TextureArg:
     pitch_bytes: int
 
 
-Arg = TensorArg | WorkspaceArg | SizeArg | ScalarArg | TextureArg
+@dataclass(frozen=True, slots=True)
+class TensorMapArg:
+    """A tensor or workspace buffer as TMA sees it; the kernel's parameter is a `const __grid_constant__ TensorMap`.
+
+    `outermost`: the extent of the map's last dimension where it is known at launch only. `is_written`: whether the
+    kernel stores through the map.
+    """
+
+    source: TensorArg | WorkspaceArg
+    map: TensorMap | Im2colMap
+    outermost: SizeExtent | None = None
+    is_written: bool = False
+
+    def at(self, sizes: Sizes) -> TensorMap | Im2colMap:
+        """The map for those sizes, none of which is 0. Raises UsageError for what CUDA refuses."""
+        if self.outermost is None:
+            return self.map
+        return dataclasses.replace(self.map, extents=(*self.map.extents[:-1], self.outermost.at(sizes)))
+
+
+Arg = TensorArg | WorkspaceArg | SizeArg | ScalarArg | TextureArg | TensorMapArg
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,8 @@ class BoundCall:
         make: Callable[[Any], Any],
         prepared: PreparedWeights | None = None,
     ) -> None:
-        """`make` returns a new output, given the first input. The program must have one output and no textures."""
+        """`make` returns a new output, given the first input. The program must have one output and neither textures nor
+        tensor maps."""
         preparation = program.preparation
         self._program = program
         self._library = library

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
 
-from convgen.binding import WEIGHTS, preparation, symbols, textures
+from convgen.binding import WEIGHTS, preparation, symbols, tensor_maps, textures
 from convgen.compiler import Binary, compile_cuda
 from convgen.errors import UsageError
 from convgen.plan import CopyToSymbol, Launch, Plan, TextureArg
@@ -28,6 +28,7 @@ from convgen.runtime.module import Module, address_key, create_texture, load_mod
 from convgen.runtime.prepared import PreparedWeights
 from convgen.runtime.sized import Sized, sized
 from convgen.runtime.staging import Call, readable, writable
+from convgen.runtime.tensor_map import TENSOR_MAP_WORDS, encode
 
 MAX_TEXTURES = 256
 MAX_BATCHES = 64
@@ -57,6 +58,7 @@ class CudaProgram:
         self.binary = binary
         self.preparation = preparation(plan)
         self.textures = textures(plan)
+        self.tensor_maps = tensor_maps(plan)
         self.constants = bool(symbols(plan))
         self._fixed = None if plan.problem.runtime_sizes else plan.problem.sizes
         self._first = plan.inputs[0].name
@@ -278,6 +280,11 @@ class CudaProgram:
                     addresses[f"texture.{index}"] = self._texture(
                         call, texture, size.heights[index], addresses[texture.tensor]
                     )
+            for tensor_map, slot in zip(self.tensor_maps, block.maps, strict=True):
+                place = address_key(tensor_map.source)
+                if place in addresses and 0 not in call.sizes.as_dict().values():
+                    words = encode(tensor_map.at(call.sizes), addresses[place])
+                    block.values[slot : slot + TENSOR_MAP_WORDS] = words
             for key, slot in block.slots.items():
                 block.values[slot] = addresses.get(key, 0)
             for index, step in enumerate(self.plan.steps):

@@ -8,12 +8,13 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from convgen.binding import TEXTURE_FORMATS, dynamic_shared, symbols, textures
+from convgen.binding import TEXTURE_FORMATS, dynamic_shared, symbols, tensor_maps, textures
 from convgen.compiler import Binary
 from convgen.errors import DeviceError
-from convgen.plan import Launch, Param, Plan, ScalarArg, SizeArg, TensorArg, TextureArg, WorkspaceArg
+from convgen.plan import Launch, Param, Plan, ScalarArg, SizeArg, TensorArg, TensorMapArg, TextureArg, WorkspaceArg
 from convgen.problem import TensorSpec
 from convgen.runtime.driver import CudaError, check, driver
+from convgen.runtime.tensor_map import TENSOR_MAP_WORDS
 
 
 def address_key(place: TensorArg | WorkspaceArg) -> str:
@@ -26,16 +27,18 @@ class Arguments:
     of pointers to its values.
 
     Launches that take the same address share its value. `slots` tells where each address goes, by key: those of `first`
-    lead, in their order, taken by a launch or not. Scalars are written here. A block belongs to one call at a time:
-    CUDA copies the values when it is given them.
+    lead, in their order, taken by a launch or not. `maps` tells where each of the plan's tensor maps goes, 16 values
+    each. Scalars are written here. A block belongs to one call at a time: CUDA copies the values when it is given them.
     """
 
-    __slots__ = ("_arrays", "pointers", "slots", "values")
+    __slots__ = ("_arrays", "maps", "pointers", "slots", "values")
 
     def __init__(self, plan: Plan, first: Sequence[str] = ()) -> None:
         all_textures = textures(plan)
         self.slots = {key: slot for slot, key in enumerate(first)}
-        values = [0] * len(first)
+        all_maps = tensor_maps(plan)
+        values = [0] * (len(first) + len(all_maps) * TENSOR_MAP_WORDS)
+        self.maps = tuple(len(first) + index * TENSOR_MAP_WORDS for index in range(len(all_maps)))
         places: list[list[int] | None] = []
         for step in plan.steps:
             if not isinstance(step, Launch):
@@ -46,6 +49,9 @@ class Arguments:
                 if isinstance(arg, ScalarArg):
                     taken.append(len(values))
                     values.append(_scalar_bits(arg.value, parameter))
+                    continue
+                if isinstance(arg, TensorMapArg):
+                    taken.append(self.maps[all_maps.index(arg)])
                     continue
                 key = _key(arg, all_textures)
                 if key not in self.slots:

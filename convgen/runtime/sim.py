@@ -20,6 +20,7 @@ from convgen.plan import (
     ScalarArg,
     SizeArg,
     TensorArg,
+    TensorMapArg,
     TextureArg,
     WorkspaceArg,
     extent_at,
@@ -28,7 +29,20 @@ from convgen.problem import DType, Problem, TensorSpec
 from convgen.runtime.arrays import wrong_names
 from convgen.runtime.physical import check_array, check_writable, flat, unflat
 from convgen.runtime.sampling import BlockSample
-from convgen.simulator import Argument, Block, Copies, Fault, FaultKind, Library, Memory, Mode, Report, Texture, Unit
+from convgen.simulator import (
+    Argument,
+    Block,
+    BoundTensorMap,
+    Copies,
+    Fault,
+    FaultKind,
+    Library,
+    Memory,
+    Mode,
+    Report,
+    Texture,
+    Unit,
+)
 from convgen.simulator import build as build_library
 
 __all__ = ["BlockSample", "Mode", "SimProgram", "SimResult", "build"]
@@ -195,6 +209,8 @@ class _Run:
                 half = self.problem.tensor(arg.tensor).dtype is DType.FP16
                 height = extent_at(arg.height, self.sizes)
                 return Texture(self.tensors[arg.tensor], arg.width, height, arg.pitch_bytes, half)
+            case TensorMapArg():
+                return BoundTensorMap(self._block(arg.source), arg.at(self.sizes))
 
     def _block(self, arg: TensorArg | WorkspaceArg) -> Block:
         return self.tensors[arg.tensor] if isinstance(arg, TensorArg) else self.workspace[arg.buffer]

@@ -6,7 +6,7 @@ and returns a `Report` of faults and counters.
 
 from __future__ import annotations
 
-from convgen.simulator.library import Argument, Copies, Library, Mode, Texture, build, launch_timeout
+from convgen.simulator.library import Argument, BoundTensorMap, Copies, Library, Mode, Texture, build, launch_timeout
 from convgen.simulator.memory import Block, Memory
 from convgen.simulator.report import Counters, Fault, FaultKind, Report, Site, SourceLine
 from convgen.simulator.units import Unit
@@ -14,6 +14,7 @@ from convgen.simulator.units import Unit
 __all__ = [
     "Argument",
     "Block",
+    "BoundTensorMap",
     "Copies",
     "Counters",
     "Fault",

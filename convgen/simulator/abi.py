@@ -8,6 +8,12 @@ NO_OBJECT = 0xFFFFFFFF
 ARENA_SLOT_BYTES = 1 << 34
 GUARD_BYTES = 65536
 
+MAX_THREADS = 1024
+MAX_MBARRIERS = 64
+WARPGROUP_AGENTS = MAX_THREADS + MAX_MBARRIERS
+OPAQUE_ACTOR = WARPGROUP_AGENTS + 31
+STORE_AGENTS = WARPGROUP_AGENTS + 32
+
 SPACES = ("global", "shared", "constant", "texture")
 
 
@@ -19,6 +25,7 @@ class Fault(c.Structure):
     _fields_ = [
         ("pc", c.c_uint64),
         ("address", c.c_uint64),
+        ("wanted", c.c_uint64),
         ("offset", c.c_int64),
         ("count", c.c_uint64),
         ("kind", c.c_uint32),
@@ -30,6 +37,7 @@ class Fault(c.Structure):
         ("line", c.c_uint32),
         ("other_line", c.c_uint32),
         ("other_thread", c.c_uint32),
+        ("rule", c.c_uint32),
         ("block", Index3),
         ("thread", Index3),
     ]
@@ -73,6 +81,16 @@ class Site(c.Structure):
     ]
 
 
+class MbarrierState(c.Structure):
+    _fields_ = [
+        ("offset", c.c_uint64),
+        ("phase", c.c_uint32),
+        ("expected", c.c_uint32),
+        ("pending", c.c_uint32),
+        ("bytes", c.c_int32),
+    ]
+
+
 class Totals(c.Structure):
     _fields_ = [
         ("flops", c.c_uint64),
@@ -113,5 +131,7 @@ class Launch(c.Structure):
         ("sites", c.c_void_p),
         ("site_capacity", c.c_uint32),
         ("site_count", c.c_uint32),
+        ("mbarriers", c.c_void_p),
+        ("mbarriers_taken", c.c_void_p),
         ("totals", Totals),
     ]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from convgen.simulator import abi
 from convgen.simulator.lines import LineTable
 from convgen.simulator.report import Counters, Fault, FaultKind, Report, Site, SourceLine, Triple
+from convgen.simulator.rules import RULES, mbarrier_text, signed
 from convgen.simulator.units import Unit
 
 MAX_FAULTS_REPORTED = 20
@@ -26,6 +27,7 @@ class Findings:
     buffers: tuple[str, ...]
     shared_bytes: int
     timeout: float
+    mbarriers: Sequence[abi.MbarrierState] = ()
 
     def report(self, launch: abi.Launch, faults: Sequence[abi.Fault], sites: Sequence[abi.Site], blocks: int) -> Report:
         totals = launch.totals
@@ -58,6 +60,10 @@ class Findings:
         return tuple(sorted(merged.values(), key=lambda fault: KINDS.index(fault.kind)))[:MAX_FAULTS_REPORTED]
 
     def _detail(self, kind: FaultKind, fault: abi.Fault) -> str:
+        if fault.rule:
+            text = RULES[fault.rule].format(offset=fault.offset, value=signed(fault.address), wanted=fault.wanted)
+            states = [mbarrier_text(b.offset, b.phase, b.expected, b.pending, b.bytes) for b in self.mbarriers]
+            return "; ".join([text, *(states if kind is FaultKind.DEADLOCK else ())])
         if kind is FaultKind.DIVERGENT_BARRIER:
             other = f"waits at line {fault.other_line}" if fault.other_line else "has exited"
             return f"waits while thread {fault.other_thread} (of the block's linear order) {other}"
@@ -75,12 +81,16 @@ class Findings:
         action = "write" if fault.is_write and kind is not FaultKind.UNINITIALISED else "read"
         text = f"{action} of {fault.bytes} bytes at {self._object(fault)}"
         if kind is FaultKind.RACE:
-            other = "another thread" if fault.other_thread == abi.NO_OBJECT else f"thread {fault.other_thread}"
-            if fault.is_pending:
+            other = _actor(fault.other_thread)
+            if abi.MAX_THREADS <= fault.other_thread < abi.NO_OBJECT:
+                text += f", {other}"
+            elif fault.is_pending:
                 text += f", which an asynchronous copy of {other} may still write:"
                 text += " its wait and a barrier must come between"
             else:
                 text += f", which {other} accessed with no barrier between"
+        if kind is FaultKind.PROXY:
+            text += " by an asynchronous unit, of what threads wrote with no fence_proxy_async behind it"
         return text
 
     def _object(self, fault: abi.Fault) -> str:
@@ -99,6 +109,24 @@ class Findings:
             values = [site.instructions, site.accesses, site.bytes, site.transactions, site.ideal_transactions]
             sums[key] = [a + b for a, b in zip(sums.get(key, [0] * 5), values, strict=True)]
         return tuple(Site(self.kernel, *key, *values) for key, values in sorted(sums.items()))
+
+
+def _actor(number: int) -> str:
+    if number == abi.NO_OBJECT:
+        return "another thread"
+    if number < abi.MAX_THREADS:
+        return f"thread {number}"
+    if number < abi.WARPGROUP_AGENTS:
+        return "which a copy may still write: a wait for the mbarrier that it completes on must come between"
+    if number < abi.OPAQUE_ACTOR:
+        group = number - abi.WARPGROUP_AGENTS
+        return f"which wgmma of warpgroup {group} may still read: its wgmma_wait_group and an arrival must come between"
+    if number == abi.OPAQUE_ACTOR:
+        return "where an mbarrier lies"
+    return (
+        f"which a copy to global memory by warp {number - abi.STORE_AGENTS} may still read: its "
+        "cp_async_bulk_wait_group_read must come between"
+    )
 
 
 def _triple(index: abi.Index3) -> Triple:

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from convgen.errors import SimulatorFault, UsageError
-from convgen.simulator import abi
+from convgen.simulator import abi, tensor_map
 from convgen.simulator.findings import Findings
 from convgen.simulator.lines import LineTable
 from convgen.simulator.memory import Block, Memory
 from convgen.simulator.report import Report
 from convgen.simulator.toolchain import build_library, working_folder
 from convgen.simulator.units import KernelLike, Unit, constants_name, entry_name, translation_unit
+from convgen.tensor_map import Im2colMap, TensorMap
 
 MAX_FAULTS = 256
 MAX_SITES = 8192
@@ -60,7 +61,15 @@ class Texture:
     is_half: bool = False
 
 
-Argument = Block | Texture | int | float
+@dataclass(frozen=True)
+class BoundTensorMap:
+    """A tensor map over a buffer."""
+
+    block: Block
+    map: TensorMap | Im2colMap
+
+
+Argument = Block | Texture | BoundTensorMap | int | float
 
 _SCALARS: dict[str, type[ctypes._SimpleCData]] = {  # type: ignore[type-arg]
     "int": ctypes.c_int32,
@@ -140,6 +149,8 @@ class Library:
         begin, end = self._constants_range()
         faults = (abi.Fault * MAX_FAULTS)()
         sites = (abi.Site * (MAX_SITES if count else 1))()
+        mbarriers = (abi.MbarrierState * abi.MAX_MBARRIERS)()
+        mbarriers_taken = ctypes.c_uint32(0)
         chosen = None if blocks is None else np.ascontiguousarray(blocks, np.uint64)
         total = grid[0] * grid[1] * grid[2]
         entry = getattr(self._dll, entry_name(unit, kernel.name))
@@ -169,6 +180,8 @@ class Library:
             fault_capacity=MAX_FAULTS,
             sites=ctypes.addressof(sites),
             site_capacity=MAX_SITES if count else 0,
+            mbarriers=ctypes.addressof(mbarriers),
+            mbarriers_taken=ctypes.addressof(mbarriers_taken),
         )
         with self._turn:
             failed = self._dll.convgen_sim_launch(ctypes.byref(launch))
@@ -176,7 +189,8 @@ class Library:
             raise MemoryError("the simulator could not map its stacks")
         footprint = {b.name: b.footprint() for b in memory.blocks} if count else {}
         names = tuple(b.name for b in memory.blocks)
-        findings = Findings(self._lines, self.units[unit], kernel.name, names, shared_bytes, timeout)
+        stuck = [b for b in mbarriers if b.expected]
+        findings = Findings(self._lines, self.units[unit], kernel.name, names, shared_bytes, timeout, stuck)
         report = findings.report(launch, faults[: launch.fault_count], sites[: launch.site_count], total)
         return dataclasses.replace(report, counters=dataclasses.replace(report.counters, footprint=footprint))
 
@@ -209,7 +223,19 @@ def _check_limits(
         raise SimulatorFault(f"{kernel.name}: {len(arguments)} arguments, expected {len(kernel.params)}")
 
 
-def _marshal(ctype: str, argument: Argument, textures: list[Texture]) -> ctypes._SimpleCData:  # type: ignore[type-arg]
+def _aligned(bits: bytes, alignment: int) -> ctypes.Array[ctypes.c_uint8]:
+    """The bytes in memory of their own, at a multiple of `alignment`."""
+    room = (ctypes.c_uint8 * (len(bits) + alignment))()
+    place = (ctypes.c_uint8 * len(bits)).from_buffer(room, -ctypes.addressof(room) % alignment)
+    place[:] = list(bits)
+    return place
+
+
+def _marshal(
+    ctype: str, argument: Argument, textures: list[Texture]
+) -> ctypes._SimpleCData | ctypes.Array[ctypes.c_uint8]:  # type: ignore[type-arg]
+    if isinstance(argument, BoundTensorMap):
+        return _aligned(tensor_map.encode(argument.map, argument.block.address), tensor_map.ALIGNMENT)
     if isinstance(argument, Block):
         return ctypes.c_void_p(argument.address)
     if isinstance(argument, Texture):

@@ -20,6 +20,13 @@ class FaultKind(enum.Enum):
     READ_ONLY = "write to read-only memory"
     TRAP = "trap"
     CRASH = "crash"
+    MBARRIER = "misuse of an mbarrier"
+    BARRIER = "misuse of a barrier"
+    REGISTERS = "misuse of setmaxnreg"
+    COPY = "illegal copy"
+    WGMMA = "illegal wgmma"
+    IN_FLIGHT = "use of registers in flight"
+    PROXY = "missing proxy fence"
     RACE = "race"
     UNINITIALISED = "uninitialised read"
 

@@ -72,6 +72,7 @@ constexpr int warpSize = 32;
 #include "convgen_sim_math.h"
 #include "convgen_sim_sync.h"
 #include "convgen_sim_atomics.h"
+#include "convgen_sim_hopper.h"
 
 typedef unsigned long long cudaTextureObject_t;
 

@@ -6,7 +6,7 @@
 #define __syncthreads_and(predicate) convgen_sim_barrier(2, (predicate) != 0, __LINE__)
 #define __syncthreads_or(predicate) convgen_sim_barrier(3, (predicate) != 0, __LINE__)
 
-enum WarpOperation { kWarpSync, kShuffle, kShuffleUp, kShuffleDown, kShuffleXor, kBallot, kMatchAny };
+enum WarpOperation { kWarpSync, kShuffle, kShuffleUp, kShuffleDown, kShuffleXor, kBallot, kMatchAny, kElect };
 
 template <typename T>
 static inline T convgen_sim_shuffle(int kind, unsigned mask, T value, int operand, int width, int line) {

@@ -46,7 +46,10 @@ static inline bool is_local(const Worker* w, uint64_t address) {
 static inline __attribute__((always_inline)) void see(const volatile void* address, uint32_t bytes, bool write, void* pc) {
     Worker* w = this_worker();
     const uint64_t a = reinterpret_cast<uint64_t>(address);
-    if (!is_local(w, a)) see_memory(w, Touch{a, image_offset(pc), bytes, write, false});
+    if (!is_local(w, a))
+        see_memory(w, Touch{a, image_offset(pc), bytes, write, false});
+    else if (w->has_wgmma)
+        see_registers(w, a, write, image_offset(pc));
 }
 
 #define CALLER __builtin_return_address(0)
@@ -123,6 +126,16 @@ void convgen_sim_ldmatrix(unsigned* registers, const void* row, int matrices, in
         see_shared(w, t, Touch{reinterpret_cast<uint64_t>(row), pc, 16, false, false});
     const MatrixRow given{registers, row, matrices, transposed};
     meet_warp(kLdmatrix, 0xffffffffu, reinterpret_cast<uint64_t>(&given), 2 * matrices + transposed, kWarp, 0, pc);
+}
+
+void convgen_sim_stmatrix(void* row, const unsigned* registers, int matrices, int transposed) {
+    Worker* w = this_worker();
+    Thread* t = w->current;
+    const uint64_t pc = image_offset(CALLER);
+    if (w->launch->check && static_cast<int>(t->linear % kWarp / 8) < matrices)
+        see_shared(w, t, Touch{reinterpret_cast<uint64_t>(row), pc, 16, true, false});
+    const MatrixRow given{const_cast<unsigned*>(registers), row, matrices, transposed};
+    meet_warp(kStmatrix, 0xffffffffu, reinterpret_cast<uint64_t>(&given), 2 * matrices + transposed, kWarp, 0, pc);
 }
 
 void convgen_sim_cp_async(void* shared, const void* global, int bytes, int valid) {

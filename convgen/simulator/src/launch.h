@@ -21,14 +21,62 @@ enum FaultKind : uint32_t {
     kReadOnly,
     kTrap,
     kCrash,
+    kMbarrierMisuse,
+    kMisusedBarrier,
+    kMisusedRegisters,
+    kIllegalCopy,
+    kIllegalWgmma,
+    kInFlight,
+    kProxy,
     kRace,
     kUninitialised,
+};
+
+// What else is to be said of a fault: mirrored in convgen/simulator/rules.py.
+enum Rule : uint32_t {
+    kNoRule,
+    kPhaseNeverEnds,
+    kNoMbarrier,
+    kInitUnknown,
+    kInitInUse,
+    kArrivalCount,
+    kTooManyMbarriers,
+    kTransactionCount,
+    kTooManyArrivals,
+    kBytesLeft,
+    kLateBytes,
+    kInitUnfenced,
+    kNoTensorMap,
+    kWrongRank,
+    kWrongMode,
+    kSharedAlignment,
+    kGlobalAlignment,
+    kCopySize,
+    kLoadUnderWay,
+    kStoreUnderWay,
+    kWarpgroupDiverges,
+    kWarpgroupNeverMeets,
+    kOperandsDiffer,
+    kNoWgmmaFence,
+    kBaseOffset,
+    kWgmmaUnderWay,
+    kTooManyWgmmas,
+    kAccumulatorInFlight,
+    kOperandInFlight,
+    kBarrierNumber,
+    kBarrierCount,
+    kBarrierCounts,
+    kBarrierNeverFull,
+    kNoIncrease,
+    kNoDecrease,
+    kRegistersNeverFree,
 };
 
 // One fault, the first of its kind at its place, and how often it came again.
 struct Fault {
     uint64_t pc;       // return address within the library, from its start; 0 if `line` says the place
-    uint64_t address;  // the access, as the kernel sees it
+    uint64_t address;  // the access, as the kernel sees it; with a rule, the value that breaks it
+    uint64_t wanted;   // with a rule, the value it asks for
     int64_t offset;    // bytes from the start of the buffer, array or shared memory
     uint64_t count;
     FaultKind kind;
@@ -39,7 +87,8 @@ struct Fault {
     uint32_t is_pending;  // race: with a copy (cp.async) that has not been waited for
     uint32_t line;
     uint32_t other_line;    // divergent barrier: where the other thread waits, 0 if it exited
-    uint32_t other_thread;  // race, divergent barrier: linear index in the block; kNoObject if unknown
+    uint32_t other_thread;  // race, divergent barrier: linear index in the block, or an agent (worker.h); or kNoObject
+    Rule rule;
     Index3 block, thread;
 };
 constexpr uint32_t kNoObject = 0xffffffffu;
@@ -75,6 +124,13 @@ struct Site {
     uint64_t instructions, accesses, bytes, transactions, ideal_transactions;
 };
 
+// How an mbarrier stood in a deadlock; `expected` is 0 in entries that are not used.
+struct MbarrierState {
+    uint64_t offset;
+    uint32_t phase, expected, pending;
+    int32_t bytes;
+};
+
 struct Totals {
     uint64_t flops, barriers, blocks;
     uint64_t read_bytes[kSpaces], written_bytes[kSpaces], accesses[kSpaces];
@@ -102,6 +158,8 @@ struct Launch {
     uint32_t fault_capacity, fault_count;
     Site* sites;
     uint32_t site_capacity, site_count;
+    MbarrierState* mbarriers;   // of the first block that is stuck, with room for 64
+    uint32_t* mbarriers_taken;  // whether it is
     Totals totals;
 };
 constexpr uint64_t kArenaSlotBits = 34;

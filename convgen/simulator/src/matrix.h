@@ -1,6 +1,6 @@
-// Instructions of a whole warp: the tensor cores' mma.sync, and ldmatrix. The last lane to come does the work of all.
+// Instructions of a whole warp: the tensor cores' mma.sync, ldmatrix and stmatrix. The last lane to come does the work of all.
 //
-// Fragments are laid out as templates/device/mma.cuh and ldmatrix.cuh tell.
+// Fragments are laid out as templates/device/mma.cuh, ldmatrix.cuh and stmatrix.cuh tell.
 #pragma once
 
 #include <string.h>
@@ -24,6 +24,7 @@ struct MatrixRow {
 
 constexpr int kMmaM = 16, kMmaN = 8, kMmaMaxK = 32;
 constexpr int kExtraBits = 2;  // beyond fp32's, that a tensor core of sm_90 keeps of each product
+constexpr int kFp8Bits = 13;   // what it keeps in all of products of fp8 (DeepSeek-V3 report, 2024; SageAttention2)
 
 // Element j of a register: exact in double. Of TF32 the hardware ignores the bits that fp32 has more.
 static double mma_element(MmaType type, unsigned bits, int j, bool is_a) {
@@ -45,8 +46,9 @@ static float cut_to_float(double value) {
 }
 
 // A row of d += a * b. Products are exact; they and the accumulator are cut to a common unit, that of the largest of them
-// with kExtraBits more than fp32 has, then added, and the sum is cut to fp32: Fasi, Higham, Mikaitis, Pranesh, "Numerical
+// with so many bits, kExtraBits more than fp32 has unless of fp8, then added, and the sum is cut to fp32: Fasi, Higham, Mikaitis, Pranesh, "Numerical
 // behavior of NVIDIA tensor cores", 2021.
+template <int kBits = 23 + kExtraBits>
 static void mma_row(float* d, const double* a, const double (*b)[kMmaN], int k) {
     double product[kMmaMaxK + 1][kMmaN], largest[kMmaN], plain[kMmaN];
     for (int n = 0; n < kMmaN; ++n) {
@@ -66,9 +68,9 @@ static void mma_row(float* d, const double* a, const double (*b)[kMmaN], int k) 
     bool finite[kMmaN];
     for (int n = 0; n < kMmaN; ++n) {
         finite[n] = plain[n] - plain[n] == 0;
-        // 2^(23 + kExtraBits - exponent of the largest); a sum of nothing but zeros needs none.
+        // 2^(kBits - exponent of the largest); a sum of nothing but zeros needs none.
         const uint64_t exponent = __builtin_bit_cast(uint64_t, largest[n]) >> 52;
-        scale[n] = finite[n] && exponent ? __builtin_bit_cast(double, (2046 + 23 + kExtraBits - exponent) << 52) : 0.0;
+        scale[n] = finite[n] && exponent ? __builtin_bit_cast(double, (2046 + static_cast<uint64_t>(kBits) - exponent) << 52) : 0.0;
     }
     for (int i = 0; i <= k; ++i)
         for (int n = 0; n < kMmaN; ++n) sum[n] += static_cast<int32_t>(finite[n] ? product[i][n] * scale[n] : 0.0);
@@ -76,6 +78,7 @@ static void mma_row(float* d, const double* a, const double (*b)[kMmaN], int k) 
         d[n] = !finite[n] ? static_cast<float>(plain[n]) : scale[n] ? cut_to_float(sum[n] / scale[n]) : 0.0f;
 }
 
+template <int kBits = 0>
 static void mma_row(int32_t* d, const double* a, const double (*b)[kMmaN], int k) {
     for (int i = 0; i < k; ++i)
         for (int n = 0; n < kMmaN; ++n)
@@ -122,6 +125,26 @@ static void warp_mma(Worker* w, const Thread* lanes, uint32_t present, MmaType t
 static bool in_shared(const Worker* w, uint64_t address, uint64_t bytes) {
     const uint64_t offset = address - reinterpret_cast<uint64_t>(w->shared);
     return offset <= w->launch->shared_bytes && bytes <= w->launch->shared_bytes - offset;
+}
+
+static void warp_stmatrix(const Worker* w, const Thread* lanes, uint32_t present) {
+    uint16_t element[4][8][8] = {};
+    for (uint32_t lane = 0; lane < kWarp; ++lane) {
+        if (!(present >> lane & 1)) continue;
+        const MatrixRow* given = reinterpret_cast<const MatrixRow*>(lanes[lane].value);
+        const uint32_t i = lane / 4, j = 2 * (lane % 4);
+        for (int m = 0; m < given->matrices; ++m) {
+            for (uint32_t half = 0; half < 2; ++half)
+                (given->transposed ? element[m][j + half][i] : element[m][i][j + half]) =
+                    static_cast<uint16_t>(given->registers[m] >> 16 * half);
+        }
+    }
+    for (uint32_t lane = 0; lane < kWarp; ++lane) {
+        if (!(present >> lane & 1)) continue;
+        const MatrixRow* given = reinterpret_cast<const MatrixRow*>(lanes[lane].value);
+        if (static_cast<int>(lane / 8) < given->matrices && in_shared(w, reinterpret_cast<uint64_t>(given->row), 16))
+            memcpy(const_cast<void*>(given->row), element[lane / 8][lane % 8], 16);
+    }
 }
 
 static void warp_ldmatrix(const Worker* w, const Thread* lanes, uint32_t present) {

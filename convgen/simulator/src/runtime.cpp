@@ -5,6 +5,7 @@
 
 #include "atomics.h"
 #include "hooks.h"
+#include "hopper_hooks.h"
 #include "texture.h"
 #include "watchdog.h"
 
@@ -21,6 +22,9 @@ static Worker* make_worker() {
     munmap(reinterpret_cast<void*>(aligned + kRegionBytes), begin + kRegionBytes - aligned);
     Worker* w = reinterpret_cast<Worker*>(aligned);
     w->shared = reinterpret_cast<unsigned char*>(aligned + kSharedOffset);
+    w->load = reinterpret_cast<TensorCopy*>(aligned + kCopiesOffset);
+    w->store = w->load + kMaxCopies;
+    w->wgmma = reinterpret_cast<Wgmma*>(aligned + kWgmmaOffset);
     return w;
 }
 

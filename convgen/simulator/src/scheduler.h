@@ -3,7 +3,11 @@
 
 #include "counters.h"
 #include "faults.h"
+#include "named_barrier.h"
+#include "registers.h"
+#include "tensor_copy.h"
 #include "warp.h"
+#include "wgmma.h"
 
 constexpr uint64_t kStackMark = 0x436f6e7647656e21ull;
 
@@ -104,6 +108,9 @@ static void release_barrier(Worker* w) {
     w->barrier_result = first->operation == 1 ? count : first->operation == 2 ? every : any;
     ++w->interval;
     ++w->totals.barriers;
+    join_threads(w, 0, w->threads, [&](uint32_t i) { return w->state[i] == kAtBarrier; });
+    w->floor = ++w->clock;
+    for (uint32_t i = 0; i < w->threads; ++i) w->thread[i].time = w->floor;
     for (uint32_t i = 0; i < w->threads; ++i)
         if (w->state[i] == kAtBarrier) wake(w, &w->thread[i]);
 }
@@ -112,6 +119,27 @@ static void release_barrier(Worker* w) {
 static bool resolve(Worker* w) {
     bool at_barrier = false;
     for (uint32_t i = 0; i < w->threads; ++i) {
+        if (w->state[i] == kAtMbarrier) {
+            if (complete_oldest_load(w)) return true;
+            w->current = &w->thread[i];
+            report_stuck(w, w->current);
+            w->abandoned = true;
+            return false;
+        }
+        if (w->state[i] == kAtNamedBarrier || w->state[i] == kAtRegisters) {
+            if (complete_oldest_load(w)) return true;
+            w->current = &w->thread[i];
+            w->state[i] == kAtRegisters ? report_registers(w, w->current) : report_barrier(w, w->current);
+            w->abandoned = true;
+            return false;
+        }
+        if (w->state[i] == kAtWarpgroup) {
+            if (complete_oldest_load(w)) return true;
+            w->current = &w->thread[i];
+            record(w, Fault{.pc = w->current->pc, .kind = kDeadlock, .object = kNoObject, .rule = kWarpgroupNeverMeets});
+            w->abandoned = true;
+            return false;
+        }
         if (w->state[i] == kAtWarp) {
             w->current = &w->thread[i];
             record(w, Fault{.pc = w->thread[i].pc, .kind = kDeadlock, .object = w->thread[i].mask,
@@ -131,13 +159,25 @@ static void run_block(Worker* w, uint64_t linear) {
     w->block = Index3{static_cast<uint32_t>(linear % launch->grid.x),
                       static_cast<uint32_t>(linear / launch->grid.x % launch->grid.y),
                       static_cast<uint32_t>(linear / launch->grid.x / launch->grid.y)};
-    w->block_interval = ++w->interval;
+    ++w->interval;
+    w->block_floor = w->floor = ++w->clock;
+    w->has_clocks = false;
+    forget_mbarriers(w);
+    w->loads_begin = w->loads_end = w->stores = 0;
+    begin_registers(w);
+    for (NamedBarrier& b : w->barrier) b.arrived = 0;
+    w->has_wgmma = false;
+    memset(w->wgmmas, 0, sizeof(w->wgmmas));
+    memset(w->wgmma_groups, 0, sizeof(w->wgmma_groups));
     w->fibers_made = w->free_fibers = 0;
     for (uint32_t i = 0; i < w->threads; ++i) {
         w->state[i] = kUnstarted;
         w->thread[i].stamp = i;
+        w->thread[i].time = w->floor;
         w->thread[i].announced_left = 0;
         w->thread[i].copies_begin = w->thread[i].copies_end = w->thread[i].groups_committed = 0;
+        w->thread[i].bulk_groups = 0;
+        w->thread[i].wgmma_fenced = false;
     }
     for (uint32_t i = 0; i < w->warps; ++i) w->awake[i] = min_u32(kWarp, w->threads - i * kWarp);
     ++w->totals.blocks;
@@ -146,8 +186,12 @@ static void run_block(Worker* w, uint64_t linear) {
         if (first < w->threads)
             resume(w, &w->scheduler_stack_pointer, first);
         else if (!resolve(w))
-            return;
+            break;
     } while (!w->abandoned);
+    if (w->abandoned) return;
+    end_wgmmas_of_block(w);
+    end_copies_of_block(w);
+    end_mbarriers(w);
 }
 
 // The current thread waits for the lanes of its mask; the result that the operation has for it.
@@ -163,6 +207,18 @@ static uint64_t meet_warp(int kind, unsigned mask, uint64_t value, int operand, 
     t->pc = pc;
     wait(w, kAtWarp);
     return t->result;
+}
+
+// The current thread waits for the others of its warpgroup.
+static void meet_warpgroup(int operation, uint64_t value, int operand, uint64_t pc) {
+    Worker* w = this_worker();
+    Thread* t = w->current;
+    t->operation = operation;
+    t->value = value;
+    t->operand = operand;
+    t->line = 0;
+    t->pc = pc;
+    wait(w, kAtWarpgroup);
 }
 
 extern "C" {

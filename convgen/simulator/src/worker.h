@@ -1,7 +1,9 @@
 // A worker: one OS thread that runs blocks, and all the memory it needs, in one aligned region.
 //
 //   0          the Worker itself       16 MiB   shadow of shared memory (one cell a byte)
-//   32 MiB     shared memory           64 MiB   fiber stacks, 64 KiB each
+//   21 MiB     wgmma under way
+//   32 MiB     shared memory           40 MiB   readers of shared memory (clocks.h)
+//   59 MiB     bulk copies under way       64 MiB   fiber stacks, 64 KiB each
 //
 // Whoever runs on a fiber finds its worker by masking the stack pointer: no thread-local storage, so
 // the kernels' library can be loaded and unloaded at will, and code on a fiber never leaves its OS thread.
@@ -15,6 +17,9 @@
 constexpr uint64_t kRegionBytes = 128ull << 20;
 constexpr uint64_t kShadowOffset = 16ull << 20;
 constexpr uint64_t kSharedOffset = 32ull << 20;
+constexpr uint64_t kReadersOffset = 40ull << 20;
+constexpr uint64_t kWgmmaOffset = 21ull << 20;
+constexpr uint64_t kCopiesOffset = 59ull << 20;
 constexpr uint64_t kLocalsOffset = 60ull << 20;  // addresses from here on are locals, of an overflowing stack too
 constexpr uint64_t kStacksOffset = 64ull << 20;
 constexpr uint64_t kStackBytes = 64ull << 10;
@@ -23,22 +28,41 @@ constexpr uint32_t kMaxSharedBytes = 227 * 1024;
 constexpr uint32_t kWarp = 32;
 constexpr uint32_t kMaxFaults = 64;
 
-// Last write and last reads of one byte of shared memory. A stamp is interval:32 | warp interval:16 | flags and
-// thread:16; stamps of earlier barrier intervals conflict with nothing.
+// Last write and last reads of one byte of shared memory. A stamp is time:32 | warp interval:16 | flags and actor:16;
+// what threads did before the last barrier of the block conflicts with nothing.
 struct ShadowCell {
     uint64_t write, read;
 };
 
+// Who acts on shared memory: threads, and what goes on without them. An agent's work is known to be done by whoever
+// waited for it, or has it from someone who did.
+constexpr uint32_t kWarpgroup = 128;
+constexpr uint32_t kMaxCopies = 1024, kMaxWgmmas = 256;
+constexpr uint32_t kMbarriers = 64, kWarpgroups = kMaxThreads / kWarpgroup;
+constexpr uint32_t kMbarrierAgents = kMaxThreads;                    // writes of copies that complete on an mbarrier
+constexpr uint32_t kWarpgroupAgents = kMbarrierAgents + kMbarriers;  // reads of a warpgroup's wgmma
+constexpr uint32_t kOpaqueActor = kWarpgroupAgents + 31;             // holds an mbarrier: nobody may touch it otherwise
+constexpr uint32_t kStoreAgents = kWarpgroupAgents + 32;             // reads of the bulk stores of a warp
+constexpr uint32_t kActors = kStoreAgents + kMaxThreads / kWarp;
+
+// Times up to which an actor's accesses are known to be done, and those whose generic writes the async proxy sees.
+struct Clock {
+    uint32_t known[kActors], fenced[kActors];
+};
+
 struct Access;     // counters.h
+struct TensorCopy;  // tensor_copy.h
+struct Wgmma;       // wgmma.h
 struct AsyncCopy;  // async_copy.h
 
-enum State : uint8_t { kUnstarted, kRunnable, kAtBarrier, kAtWarp, kTraceFull, kDone };
+enum State : uint8_t { kUnstarted, kRunnable, kAtBarrier, kAtWarp, kAtMbarrier, kAtWarpgroup, kAtNamedBarrier, kAtRegisters, kTraceFull, kDone };
 
 struct Thread {
     void* stack_pointer;
     uint32_t fiber;
     uint32_t linear;
     Index3 index;
+    uint32_t time;   // of its accesses: moves on when others may learn of them
     uint32_t stamp;  // warp interval:16 | thread:16
     // what it waits for
     uint32_t line;
@@ -56,9 +80,28 @@ struct Thread {
     // copies that have not been waited for, the oldest first
     uint32_t copies_begin, copies_end, copies_capacity, groups_committed;
     AsyncCopy* copies;
+    uint32_t bulk_groups;
+    bool wgmma_fenced;
 };
 
 struct SiteTable;
+
+// An mbarrier of the block. `offset` is from the start of shared memory.
+struct Mbarrier {
+    uint64_t offset, expect_pc;
+    uint32_t expected, pending, phase;
+    int32_t bytes;  // transactions that the phase still waits for
+    uint32_t initialiser, init_time;
+    bool live, fenced;
+    Clock arriving, completed;
+};
+
+constexpr uint32_t kNamedBarriers = 16;
+
+struct NamedBarrier {
+    uint32_t arrived, count;
+    Clock clock;
+};
 
 struct Worker {
     const Launch* launch;
@@ -68,7 +111,9 @@ struct Worker {
     Index3 block;
     uint64_t block_linear;
     uint32_t threads, warps;
-    uint32_t interval, block_interval;  // barrier intervals: now, and the block's first
+    uint32_t interval;                  // between barriers
+    uint32_t clock, floor, block_floor;  // times: the newest, of the last barrier, of the block's start
+    bool has_clocks;                    // threads of the block are ordered by more than barriers
     int barrier_result;
     bool abandoned;
     uint64_t ticked_block;  // watchdog.h: the block of the last tick, and how many ticks it has had
@@ -83,12 +128,31 @@ struct Worker {
     uint16_t free_fiber[kMaxThreads];
     Thread thread[kMaxThreads];
     Fault fault[kMaxFaults];
+    Clock clock_of[kMaxThreads];
+    Clock joined;
+    uint32_t mbarriers;
+    Mbarrier mbarrier[kMbarriers];
+    NamedBarrier barrier[kNamedBarriers];
+    uint32_t registers[kWarpgroups], free_registers;  // of a thread; of the block
+    // bulk copies under way: loads as a ring, stores by age
+    uint32_t loads_begin, loads_end, stores;
+    TensorCopy *load, *store;
+    // wgmma under way, by warpgroup and age
+    Wgmma* wgmma;
+    uint32_t wgmmas[kWarpgroups], wgmma_groups[kWarpgroups];
+    bool has_wgmma;
+    double wgmma_b[32 * 256];  // the operand of the one that runs
 
     ShadowCell* shadow() { return reinterpret_cast<ShadowCell*>(reinterpret_cast<char*>(this) + kShadowOffset); }
+    // By a word of shared memory, and by warp (or 32 agents): time of its last read:32 | who read:32.
+    uint64_t* readers(uint64_t offset) {
+        return reinterpret_cast<uint64_t*>(reinterpret_cast<char*>(this) + kReadersOffset) + offset / 4 * (kActors / kWarp);
+    }
     char* stack(uint32_t fiber) { return reinterpret_cast<char*>(this) + kStacksOffset + fiber * kStackBytes; }
 };
 static_assert(sizeof(Worker) < kShadowOffset, "a worker fits below its shadow");
-static_assert(kShadowOffset + kMaxSharedBytes * sizeof(ShadowCell) < kSharedOffset, "the shadow fits");
+static_assert(kReadersOffset + kMaxSharedBytes / 4 * (kActors / kWarp) * 8 < kCopiesOffset, "the readers fit");
+static_assert(kShadowOffset + kMaxSharedBytes * sizeof(ShadowCell) < kWgmmaOffset, "the shadow fits");
 
 // Only on a fiber.
 static inline Worker* this_worker() {

@@ -285,7 +285,7 @@ class Tiling:
     def reach(self) -> tuple[int, ...]:
         """Along each axis, pixels beside those a result depends on that share its tile."""
         circular = self.g.pad_mode is PadMode.CIRCULAR and not self.g.terms_vanish
-        # A result in the padding lies further from the pixels than they from one another: no less than the tile is long.
+        # A result in the padding lies further from pixels than they from one another: no less than the tile is long.
         return tuple(
             line.axis.source
             if circular

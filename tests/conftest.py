@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
 from gpu_arrays import Arrays, CupyArrays, TorchArrays
+
+
+def pytest_configure() -> None:
+    # A shell starts what runs in its background deaf to Ctrl-C, and tests that interrupt would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

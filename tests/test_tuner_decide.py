@@ -151,11 +151,20 @@ def test_the_same_program_by_older_code_wins_over_a_slower_one_by_todays(tmp_pat
         assert decide(LAYER, H200, place).strategy.name == "im2col"
 
 
+def test_a_similar_problems_winner_of_a_strategy_that_is_slow_here_is_passed_over(layers: Layers) -> None:
+    small = Conv.parse("conv2d n=2 c=64 k=64 in=16x16 filter=3x3 pad=1 dtype=fp16")
+    similar = Conv.parse("conv2d n=16 c=192 k=32 in=28x28 filter=5x5 pad=2 dtype=fp16")
+    layers.record([_trial_of(similar, get_strategy("fft"))])
+    chosen = decide(small, H200, layers)
+    assert (chosen.origin, chosen.strategy) == ("predicted", applicable(small, H200)[0])
+
+
 def test_a_similar_problems_winner_comes_before_the_cost_model(layers: Layers) -> None:
     near, far = (dataclasses.replace(LAYER, n=n) for n in (16, 1))
-    layers.record([_trial_of(far, DIRECT, tile_channel=1), _trial_of(near, get_strategy("im2col"))])
+    best = applicable(LAYER, H200)[0]
+    layers.record([_trial_of(far, DIRECT, tile_channel=1), _trial_of(near, best)])
     chosen = decide(LAYER, H200, layers)
-    assert (chosen.origin, chosen.strategy.name) == ("neighbour", "im2col")
+    assert (chosen.origin, chosen.strategy) == ("neighbour", best)
     assert str(near) in chosen.sentence()
 
 
@@ -241,9 +250,10 @@ def test_what_is_known_are_winners_and_no_defaults(layers: Layers) -> None:
     everything = applicable(LAYER, H200)
     assert list(known(LAYER, H200, layers, everything)) == []
     near = dataclasses.replace(LAYER, n=16)
-    layers.record([_trial_of(near, DIRECT), _trial_of(LAYER, get_strategy("im2col"))])
-    found = [(d.strategy.name, d.origin) for d in known(LAYER, H200, layers, everything)]
-    assert found == [("im2col", "tuned"), ("direct", "neighbour")]
+    layers.record([_trial_of(near, everything[0]), _trial_of(LAYER, get_strategy("im2col"))])
+    found = [(d.strategy, d.origin) for d in known(LAYER, H200, layers, everything)]
+    assert found[:2] == [(get_strategy("im2col"), "tuned"), (everything[0], "neighbour")]
+    layers.record([_trial_of(near, DIRECT, seconds=1e-6)])
     assert [d.strategy.name for d in known(LAYER, H200, layers, [DIRECT])] == ["direct"]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from convgen.errors import ConvgenError, NotApplicableError, ProblemError, UsageError
-from convgen.lowering import applicable, lower, refusal, why_not
+from convgen.lowering import applicable, lower, preference, refusal, why_not
 from convgen.plan import Plan
 from convgen.problem import Problem, parse_problem
 from convgen.render import render
@@ -24,7 +25,7 @@ from tuning_db.records import config_text
 Origin = Literal["tuned", "unfinished", "stale", "neighbour", "predicted"]
 
 WORSE = 1.5
-"""A neighbour's config is not taken where the cost model predicts it this much slower than its strategy's default."""
+"""A neighbour's config is not taken where the cost models predict it this much slower than the best of the defaults."""
 
 
 @dataclass(frozen=True)
@@ -177,14 +178,17 @@ def _neighbours(
         if other is not None and other != problem and (apart := distance(problem, other)) <= FARTHEST:
             by_distance.append((apart, position, trial))
     seen: set[tuple[str, Config]] = set()
+    least: float | None = None  # predicted for what is used where nothing is known
     for _, _, trial in sorted(by_distance):
         strategy = next((s for s in strategies if s.name == trial.strategy), None)
         config = _legal(strategy, trial.config, problem, target) if strategy else None
         if strategy is None or config is None or (strategy.name, config) in seen:
             continue
         seen.add((strategy.name, config))
-        default = strategy.default(problem, target)
-        if strategy.cost(problem, config, target) <= WORSE * strategy.cost(problem, default, target):
+        if least is None:
+            usable = [s for s in strategies if isinstance(problem, s.solves) and why_not(problem, s, target) is None]
+            _, least = min((preference(problem, s, target) for s in usable), default=(False, math.inf))
+        if strategy.cost(problem, config, target) <= WORSE * least:
             yield Decision(strategy, config, "neighbour", trial)
 
 

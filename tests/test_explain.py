@@ -52,6 +52,8 @@ def test_explain_takes_an_attention(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Roofline" in out
     assert "Scores, in memory or not" in out
     assert re.search(r"^  flash_attention +[0-9.]+ µs", out, re.MULTILINE)
+    # A cost model that is not fitted stands behind those that are, and says so.
+    assert re.search(r"^  flash_attention .*\n  naive_attention .*not yet fitted", out, re.MULTILINE)
 
 
 def test_explain_of_what_nothing_computes_exits_with_3(capsys: pytest.CaptureFixture[str]) -> None:

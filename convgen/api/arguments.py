@@ -45,10 +45,10 @@ class Described(NamedTuple):
     strides: tuple[int, ...]
     dtype: str
 
-    @property
-    def shares_elements(self) -> bool:
-        """Whether several elements are the same memory by a stride of 0."""
-        return any(extent > 1 and not step for extent, step in zip(self.shape, self.strides, strict=True))
+    def check_apart(self, name: str) -> None:
+        """Check, of an array that is written, that no two elements are the same memory. Raises UsageError."""
+        if any(extent > 1 and not step for extent, step in zip(self.shape, self.strides, strict=True)):
+            raise UsageError(f"{name} has stride 0: several of its elements share memory, so it cannot be written")
 
     def with_batch(self) -> Described:
         """The same memory with a batch of 1 before the other extents."""
@@ -123,8 +123,8 @@ def check_extras(wanted: Request, extras: Mapping[str, Described]) -> None:
     specs = {OPERANDS[spec.name]: spec for spec in problem.inputs[2:]} | {"out": problem.outputs[0]}
     for name, array in extras.items():
         spec = specs[name]
-        if name == "out" and array.shares_elements:
-            raise UsageError("out has stride 0: several of its elements share memory, so it cannot be written")
+        if name == "out":
+            array.check_apart(name)
         shape = spec.shape if wanted.is_batched or len(spec.shape) == 1 else spec.shape[1:]
         if array.shape != shape:
             raise UsageError(f"{name} has shape {array.shape}, expected {shape}")

@@ -125,8 +125,7 @@ def request(arrays: Mapping[str, Described], options: Options) -> Request:
 def _check_out(out: Described, shape: tuple[int, ...], dtype: str) -> None:
     if (out.shape, out.dtype) != (shape, dtype):
         raise UsageError(f"out is {out.dtype} {out.shape}, expected {dtype} {shape}")
-    if out.shares_elements:
-        raise UsageError("out has stride 0: several of its elements share memory, so it cannot be written")
+    out.check_apart("out")
 
 
 def _check_options(options: Options) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -13,9 +12,10 @@ from convgen.api import host, settings
 from convgen.api.choice import Chooser
 from convgen.api.decision import Decision
 from convgen.api.dispatch import MAX_CALLS, target_of
+from convgen.api.entries import refuse_grad
 from convgen.api.operands import Operand, check_same_place
 from convgen.compiler import compile_cuda
-from convgen.errors import DeviceError, UsageError
+from convgen.errors import DeviceError
 from convgen.plan import Plan
 from convgen.problem import Problem
 from convgen.render import render
@@ -69,7 +69,7 @@ class Calls(Generic[Request]):
 
         Raises UsageError, ProblemError, NotApplicableError, DeviceError.
         """
-        _refuse_gradient(found)
+        refuse_grad(tuple(o.array for o in found.values()), tuple(found))
         while True:
             entry = self._entry(found, options)
             try:
@@ -135,11 +135,3 @@ class Calls(Generic[Request]):
 
 def _is_capturing(first: Operand) -> bool:
     return first.library is not None and is_capturing(first.library.current_stream(first.device))
-
-
-def _refuse_gradient(found: Mapping[str, Operand]) -> None:
-    names = [name for name, o in found.items() if getattr(o.array, "requires_grad", False)]
-    if names and sys.modules["torch"].is_grad_enabled():
-        raise UsageError(
-            f"{', '.join(names)} requires grad, but there are no backward kernels yet: call under torch.no_grad()"
-        )

@@ -17,7 +17,7 @@ from convgen.api import host, settings
 from convgen.api.arguments import Options, Request, check_extras, described_shape, request
 from convgen.api.choice import Chooser
 from convgen.api.decision import Decider, Decision
-from convgen.api.entries import NAMES, OUT, WEIGHT, Empty, Entry, OnGpu, Operands, bind, refuse_grad, requires_grad
+from convgen.api.entries import NAMES, OUT, WEIGHT, Empty, Entry, OnGpu, Operands, bind, refuse_grad
 from convgen.api.operands import Operand, check_same_place, check_writable, operand
 from convgen.api.prepared import PreparedWeight
 from convgen.api.settings import Setting
@@ -181,8 +181,7 @@ class Dispatcher:
             None if name not in found or (prepared is not None and name == "weight") else found[name].array
             for name in NAMES
         )
-        if requires_grad(free):
-            refuse_grad(free)
+        refuse_grad(free)
         used = tuple(other for name, other in found.items() if prepared is None or name != "weight")
         for other in used:
             self._signatures.setdefault(type(other.array), other.signature)

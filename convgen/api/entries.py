@@ -127,14 +127,13 @@ def requires_grad(operands: Operands) -> bool:
     return any(getattr(array, "requires_grad", False) for array in operands)
 
 
-def refuse_grad(operands: Operands) -> None:
-    """Raise UsageError if PyTorch would want a gradient of the call."""
-    if sys.modules["torch"].is_grad_enabled():
-        names = [name for name, array in zip(NAMES, operands, strict=True) if getattr(array, "requires_grad", False)]
-        name = names[0]
+def refuse_grad(arrays: Operands, names: Sequence[str] = NAMES) -> None:
+    """Raise UsageError if PyTorch would want a gradient of a call with these arrays."""
+    wanting = [name for name, array in zip(names, arrays, strict=True) if getattr(array, "requires_grad", False)]
+    if wanting and sys.modules["torch"].is_grad_enabled():
         raise UsageError(
-            f"{name} requires grad, and there are no kernels for the backward pass yet: call under torch.no_grad(), "
-            f"or pass {name}.detach()"
+            f"{', '.join(wanting)} requires grad, and there are no kernels for the backward pass yet: "
+            f"call under torch.no_grad(), or pass {wanting[0]}.detach()"
         )
 
 

@@ -54,7 +54,7 @@ def load_suite(
     """
     given = {"dtypes": list(dtypes), "passes": list(passes), "layouts": list(layouts)}
     replaced = {key: value for key, value in given.items() if value}
-    replaced_dtypes = {key: value for key, value in replaced.items() if key == "dtypes"}
+    replaced_elsewhere = {key: value for key, value in replaced.items() if key == "dtypes"}
     source = shorten(str(name))
     entries = load_json(_read(name), source)
     if not isinstance(entries, list):
@@ -64,7 +64,7 @@ def load_suite(
         if not isinstance(entry, dict):
             raise refusal(f"entry {position}", entry, "an object")
         try:
-            expanded += expand_entry(entry | (replaced if is_convolution(entry) else {}) | replaced_dtypes)
+            expanded += expand_entry(entry | (replaced if is_convolution(entry) else replaced_elsewhere))
         except ProblemError as error:
             place = f"{source}, entry {shorten(entry.get('id', position))}: {error.key}"
             raise ProblemError(place, error.value, error.expected) from None

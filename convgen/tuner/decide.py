@@ -10,16 +10,15 @@ from typing import Any, Literal
 
 from convgen.errors import ConvgenError, NotApplicableError, ProblemError, UsageError
 from convgen.lowering import applicable, lower, preference, refusal, why_not
-from convgen.plan import Plan
 from convgen.problem import Problem, parse_problem
 from convgen.render import render
 from convgen.space import Config
 from convgen.strategies import Strategy, strategies_of
 from convgen.target import Target
-from convgen.tuner.builder import Backend, program_key
+from convgen.tuner.builder import program_key
 from convgen.tuner.keys import task_of, toolchains
 from convgen.tuner.neighbours import FARTHEST, distance
-from tuning_db import Layers, Toolchain, Trial
+from tuning_db import Layers, Trial
 from tuning_db.records import config_text
 
 Origin = Literal["tuned", "unfinished", "stale", "neighbour", "predicted"]
@@ -121,9 +120,16 @@ def stored(
         return choice is not None
 
     def is_todays(trial: Trial) -> bool:
+        """Whether older code made what today's makes: a strategy's files change more often than its kernels."""
         strategy, config = choices[_mark(trial)]
+        toolchain = current[strategy.name]
+        if not trial.source_key or (trial.toolchain.compiler, trial.toolchain.protocol) != (
+            toolchain.compiler,
+            toolchain.protocol,
+        ):
+            return False
         plan = lower(problem, strategy, config, target)
-        return _is_same_program(trial, plan, current[strategy.name], "sim" if simulated else "cuda")
+        return trial.source_key == program_key(plan, render(plan), "sim" if simulated else "cuda")
 
     found = layers.winner(task_of(problem, target, simulated=simulated), current, accepts, is_todays)
     if refused:
@@ -144,13 +150,6 @@ def stored(
 
 def _mark(trial: Trial) -> str:
     return f"{trial.strategy} {config_text(trial.config)}"
-
-
-def _is_same_program(trial: Trial, plan: Plan, current: Toolchain, backend: Backend) -> bool:
-    """Whether older code made what today's makes: a strategy's files change more often than its kernels."""
-    if (trial.toolchain.compiler, trial.toolchain.protocol) != (current.compiler, current.protocol):
-        return False
-    return bool(trial.source_key) and trial.source_key == program_key(plan, render(plan), backend)
 
 
 def _restored(

@@ -71,7 +71,7 @@ class FakeTensor:
         return self.device
 
     def detach(self) -> FakeTensor:
-        return self
+        return FakeTensor(self.array, self.dtype.removeprefix("torch."), self.device, self.is_cuda)
 
     def new_empty_strided(self, shape: Any, strides: Any) -> FakeTensor:
         return sys.modules["torch"].empty_strided(shape, strides, self.dtype, self.device)  # type: ignore[no-any-return]

@@ -146,6 +146,21 @@ def test_a_tensor_that_requires_grad(gpu: Rig, warm: bool) -> None:
         convgen.conv1d(x_of(), w_of(3), bias)
 
 
+@pytest.mark.parametrize("warm", [False, True])
+def test_all_tensors_that_require_grad_are_named(gpu: Rig, warm: bool) -> None:
+    x, w, bias = x_of(), w_of(3), tensor(np.zeros(1, np.float32))
+    w.requires_grad = bias.requires_grad = True
+    for _ in range(2 if warm else 0):
+        np.testing.assert_array_equal(convgen.conv1d(x, w, bias).array, x.array * 3)
+    gpu.fake.torch.grad = True
+    both = r"^weight, bias requires grad.*torch\.no_grad\(\), or pass weight\.detach\(\), bias\.detach\(\)$"
+    with pytest.raises(UsageError, match=both):
+        convgen.conv1d(x, w, bias)
+    np.testing.assert_array_equal(convgen.conv1d(x, w.detach(), bias.detach()).array, x.array * 3)
+    with pytest.raises(UsageError, match=r"^bias requires grad.*or pass bias\.detach\(\)$"):
+        convgen.conv1d(x, convgen.prepare(w), bias)
+
+
 # --- prepared weights ---------------------------------------------------------------------------------
 
 

@@ -350,14 +350,17 @@ def test_as_pytorch_has_it(torch: Any, name: str, shape: Any, filters: Any, opti
 def test_gradients(torch: Any) -> None:
     x = torch.ones(1, 1, 8, 8, device="cuda")
     layer = torch.nn.Conv2d(1, 1, 3, device="cuda")
-    with pytest.raises(UsageError, match=r"weight requires grad.*torch\.no_grad\(\)"):
+    both = r"^weight, bias requires grad.*torch\.no_grad\(\), or pass weight\.detach\(\), bias\.detach\(\)$"
+    with pytest.raises(UsageError, match=both):
         convgen.conv2d(x, layer.weight, layer.bias)
     with torch.no_grad():
         expected = layer(x)
         for _ in range(2):
             torch.testing.assert_close(convgen.conv2d(x, layer.weight, layer.bias), expected, rtol=1e-4, atol=1e-4)
-    with pytest.raises(UsageError, match="weight requires grad"):
+    with pytest.raises(UsageError, match=both):
         convgen.conv2d(x, layer.weight, layer.bias)
+    with pytest.raises(UsageError, match=r"^weight requires grad.*or pass weight\.detach\(\)$"):
+        convgen.conv2d(x, layer.weight, layer.bias.detach())
     prepared = convgen.prepare(layer.weight, x, layer.bias)
     torch.testing.assert_close(convgen.conv2d(x, prepared, layer.bias.detach()), expected, rtol=1e-4, atol=1e-4)
 

@@ -133,7 +133,7 @@ def refuse_grad(arrays: Operands, names: Sequence[str] = NAMES) -> None:
     if wanting and sys.modules["torch"].is_grad_enabled():
         raise UsageError(
             f"{', '.join(wanting)} requires grad, and there are no kernels for the backward pass yet: "
-            f"call under torch.no_grad(), or pass {wanting[0]}.detach()"
+            f"call under torch.no_grad(), or pass {', '.join(f'{name}.detach()' for name in wanting)}"
         )
 
 

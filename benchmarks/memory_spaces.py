@@ -136,7 +136,8 @@ def study(size: int, radius: int, dtype: str, target: Target, rounds: int) -> li
 
 def meta(rounds: int) -> dict[str, Any]:
     def smi(field: str) -> str:
-        return subprocess.run(["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"],
+        device = cupy.cuda.Device().pci_bus_id
+        return subprocess.run(["nvidia-smi", "-i", device, f"--query-gpu={field}", "--format=csv,noheader"],
                               capture_output=True, text=True, check=True).stdout.strip()  # fmt: skip
 
     return {

@@ -17,6 +17,7 @@ from convgen.tensor_map import Swizzle, TensorMap
 
 HEADERS = (
     *("shared", "shared_address", "mbarrier", "fence", "tensor_map", "cp_async_bulk", "cp_async_bulk_tensor"),
+    *("cluster", "cluster_multicast"),
     *("wgmma_descriptor", "wgmma_group", "wgmma", "named_barrier", "setmaxnreg", "elect"),
 )
 CASE = unit("halo_3x3.cu.j2", HEADERS, (("wgmma_type", "bf16"), ("wgmma_extents", (64,))))
@@ -39,7 +40,9 @@ def channels_last(tensor: npt.NDArray[Any], box: tuple[int, ...]) -> TensorMap:
     return TensorMap(DType.BF16, tensor.shape[::-1], tensor.strides[-2::-1], box, swizzle=Swizzle.B128)
 
 
-def run(source: str, mode: Mode, copies: Copies, blocks: int = 3) -> tuple[Report, npt.NDArray[Any], npt.NDArray[Any]]:
+def run(
+    source: str, mode: Mode, copies: Copies, blocks: int = 3, cluster: int = 1
+) -> tuple[Report, npt.NDArray[Any], npt.NDArray[Any]]:
     """Report, y and the y expected."""
     rng = np.random.default_rng(1)
     x, w = (
@@ -63,20 +66,25 @@ def run(source: str, mode: Mode, copies: Copies, blocks: int = 3) -> tuple[Repor
     across, down = -(-WIDTH // 8), -(-HEIGHT // 8)
     built = build([Unit(source, (KERNEL,), "halo.cu")], mode)
     arguments = [*maps, across, down, across * down * N]
-    report = built.launch(0, KERNEL, (blocks, 1, 1), (256, 1, 1), SHARED, arguments, memory, copies=copies)
+    report = built.launch(
+        0, KERNEL, (blocks, 1, 1), (256, 1, 1), SHARED, arguments, memory, cluster=(cluster, 1, 1), copies=copies
+    )
     got = (block.bytes.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(x.shape)
     return report, got, np.asarray(expected)
 
 
 @pytest.mark.parametrize("copies", Copies)
 @pytest.mark.parametrize("mode", Mode)
-def test_the_convolution_is_right(mode: Mode, copies: Copies) -> None:
-    report, got, expected = run(CASE.source, mode, copies)
+@pytest.mark.parametrize(("blocks", "cluster"), [(3, 1), (4, 2), (4, 4)])
+def test_the_convolution_is_right(blocks: int, cluster: int, mode: Mode, copies: Copies) -> None:
+    report, got, expected = run(CASE.source, mode, copies, blocks, cluster)
     assert report.faults == (), "\n".join(map(str, report.faults))
     np.testing.assert_array_equal(got, expected)
 
 
 BROKEN = [
+    ("cluster_sync();", "__syncthreads();", FaultKind.MBARRIER),
+    ("(1 << cluster_size()) - 1);", "1 << cluster_rank());", FaultKind.DEADLOCK),
     ("mbarrier_wait_parity(full + stage, step / kStages & 1);", "", FaultKind.RACE),
     ("mbarrier_wait_parity(weights, 0);", "", FaultKind.RACE),
     ("mbarrier_wait_parity(empty + stage, (step / kStages & 1) ^ 1);", "", FaultKind.RACE),
@@ -93,7 +101,7 @@ BROKEN = [
 @pytest.mark.parametrize(("right", "wrong", "kind"), BROKEN, ids=[broken[0].strip()[:40] for broken in BROKEN])
 def test_what_is_left_out_is_missed(right: str, wrong: str, kind: FaultKind, copies: Copies) -> None:
     assert CASE.source.count(right) == 1
-    report, _, _ = run(CASE.source.replace(right, wrong), Mode.CHECK, copies, blocks=1)
+    report, _, _ = run(CASE.source.replace(right, wrong), Mode.CHECK, copies, blocks=2, cluster=2)
     assert kind in {fault.kind for fault in report.faults}, "\n".join(map(str, report.faults))
 
 

@@ -111,6 +111,14 @@ def test_loads_bring_the_box(
     assert report.faults == ()
 
 
+@pytest.mark.parametrize("copies", Copies)
+def test_one_lane_waits_for_its_warp(copies: Copies, compiler: str) -> None:
+    x = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64)
+    report, got, _ = run("one_lane_waits", tensor_map(x, (64, 16)), x, (2048,), compiler, Mode.CHECK, copies)
+    np.testing.assert_array_equal(got[:2048], x[:16].view(np.uint8).ravel())
+    assert report.faults == ()
+
+
 @pytest.mark.parametrize("mode", [Mode.FAST, Mode.CHECK])
 @pytest.mark.parametrize("swizzle", Swizzle)
 @pytest.mark.parametrize("at", [(0, 0), (-16, 30), (40, -3)])

@@ -10,6 +10,7 @@ GUARD_BYTES = 65536
 
 MAX_THREADS = 1024
 MAX_MBARRIERS = 64
+MAX_CLUSTER = 8
 WARPGROUP_AGENTS = MAX_THREADS + MAX_MBARRIERS
 OPAQUE_ACTOR = WARPGROUP_AGENTS + 31
 STORE_AGENTS = WARPGROUP_AGENTS + 32
@@ -37,6 +38,8 @@ class Fault(c.Structure):
         ("line", c.c_uint32),
         ("other_line", c.c_uint32),
         ("other_thread", c.c_uint32),
+        ("other_rank", c.c_uint32),
+        ("rank", c.c_uint32),
         ("rule", c.c_uint32),
         ("block", Index3),
         ("thread", Index3),
@@ -84,6 +87,7 @@ class Site(c.Structure):
 class MbarrierState(c.Structure):
     _fields_ = [
         ("offset", c.c_uint64),
+        ("rank", c.c_uint32),
         ("phase", c.c_uint32),
         ("expected", c.c_uint32),
         ("pending", c.c_uint32),
@@ -108,14 +112,15 @@ class Launch(c.Structure):
         ("arguments", c.c_void_p),
         ("grid", Index3),
         ("block", Index3),
+        ("cluster", Index3),
         ("shared_bytes", c.c_uint32),
         ("check", c.c_uint32),
         ("count", c.c_uint32),
         ("workers", c.c_uint32),
         ("late_copies", c.c_uint32),
         ("timeout_ms", c.c_uint64),
-        ("blocks", c.c_void_p),
-        ("block_count", c.c_uint64),
+        ("clusters", c.c_void_p),
+        ("cluster_count", c.c_uint64),
         ("arena_base", c.c_uint64),
         ("buffers", c.c_void_p),
         ("constants", c.c_void_p),

@@ -27,6 +27,8 @@ class Findings:
     buffers: tuple[str, ...]
     shared_bytes: int
     timeout: float
+    cluster: int = 1
+    """Blocks of a cluster."""
     mbarriers: Sequence[abi.MbarrierState] = ()
 
     def report(self, launch: abi.Launch, faults: Sequence[abi.Fault], sites: Sequence[abi.Site], blocks: int) -> Report:
@@ -60,10 +62,21 @@ class Findings:
         return tuple(sorted(merged.values(), key=lambda fault: KINDS.index(fault.kind)))[:MAX_FAULTS_REPORTED]
 
     def _detail(self, kind: FaultKind, fault: abi.Fault) -> str:
+        text = self._text(kind, fault)
+        if kind is not FaultKind.DEADLOCK:
+            return text
+        states = [
+            mbarrier_text(f"{b.offset}{self._of_rank(b.rank)}", b.phase, b.expected, b.pending, b.bytes)
+            for b in self.mbarriers
+        ]
+        who = f"rank {fault.rank} of the cluster: " if self.cluster > 1 else ""
+        return "; ".join([who + text, *states])
+
+    def _text(self, kind: FaultKind, fault: abi.Fault) -> str:
         if fault.rule:
-            text = RULES[fault.rule].format(offset=fault.offset, value=signed(fault.address), wanted=fault.wanted)
-            states = [mbarrier_text(b.offset, b.phase, b.expected, b.pending, b.bytes) for b in self.mbarriers]
-            return "; ".join([text, *(states if kind is FaultKind.DEADLOCK else ())])
+            place = f"shared memory offset {fault.offset}{self._of_rank(fault.object)}"
+            value = signed(fault.address)
+            return RULES[fault.rule].format(place=place, offset=fault.offset, value=value, wanted=fault.wanted)
         if kind is FaultKind.DIVERGENT_BARRIER:
             other = f"waits at line {fault.other_line}" if fault.other_line else "has exited"
             return f"waits while thread {fault.other_thread} (of the block's linear order) {other}"
@@ -81,7 +94,7 @@ class Findings:
         action = "write" if fault.is_write and kind is not FaultKind.UNINITIALISED else "read"
         text = f"{action} of {fault.bytes} bytes at {self._object(fault)}"
         if kind is FaultKind.RACE:
-            other = _actor(fault.other_thread)
+            other = _actor(fault.other_thread, self._of_rank(fault.other_rank) if fault.space else "")
             if abi.MAX_THREADS <= fault.other_thread < abi.NO_OBJECT:
                 text += f", {other}"
             elif fault.is_pending:
@@ -93,10 +106,13 @@ class Findings:
             text += " by an asynchronous unit, of what threads wrote with no fence_proxy_async behind it"
         return text
 
+    def _of_rank(self, rank: int) -> str:
+        return f" of rank {rank}" if self.cluster > 1 else ""
+
     def _object(self, fault: abi.Fault) -> str:
         space = abi.SPACES[fault.space]
         if space == "shared":
-            return f"shared memory offset {fault.offset} of {self.shared_bytes}"
+            return f"shared memory offset {fault.offset} of {self.shared_bytes}{self._of_rank(fault.object)}"
         if fault.object == abi.NO_OBJECT:
             return f"address {fault.address:#x}, far from any buffer"
         names = self.unit.constants if space == "constant" else self.buffers
@@ -111,11 +127,11 @@ class Findings:
         return tuple(Site(self.kernel, *key, *values) for key, values in sorted(sums.items()))
 
 
-def _actor(number: int) -> str:
+def _actor(number: int, of_rank: str) -> str:
     if number == abi.NO_OBJECT:
         return "another thread"
     if number < abi.MAX_THREADS:
-        return f"thread {number}"
+        return f"thread {number}{of_rank}"
     if number < abi.WARPGROUP_AGENTS:
         return "which a copy may still write: a wait for the mbarrier that it completes on must come between"
     if number < abi.OPAQUE_ACTOR:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from convgen.errors import SimulatorFault, UsageError
 from convgen.simulator import abi, tensor_map
@@ -122,17 +123,19 @@ class Library:
         arguments: Sequence[Argument],
         memory: Memory,
         *,
+        cluster: tuple[int, int, int] = (1, 1, 1),
         blocks: Sequence[int] | None = None,
         workers: int | None = None,
         copies: Copies = Copies.LATE,
     ) -> Report:
-        """Run a kernel, all of its grid or the blocks of these linear indices.
+        """Run a kernel, all of its grid or the blocks of these linear indices and those of their clusters.
 
-        `workers` OS threads share the blocks (default: one a core). Faults are reported, not raised; but a launch
-        that no GPU would accept raises SimulatorFault. A block that takes longer than `CONVGEN_SIM_TIMEOUT` seconds
-        of CPU time (default 600; 0: no limit) is a fault and ends the launch; UsageError if that is no such number.
+        The blocks of a cluster run at the same time. `workers` OS threads share the clusters (default: one a core).
+        Faults are reported, not raised; but a launch that no GPU would accept raises SimulatorFault. A block that takes
+        longer than `CONVGEN_SIM_TIMEOUT` seconds of CPU time (default 600; 0: no limit) is a fault and ends the launch;
+        UsageError if that is no such number.
         """
-        _check_limits(kernel, grid, block, shared_bytes, arguments)
+        _check_limits(kernel, grid, block, cluster, shared_bytes, arguments)
         memory.begin_launch()
         textures = [a for a in arguments if isinstance(a, Texture)]
         values = [
@@ -149,24 +152,25 @@ class Library:
         begin, end = self._constants_range()
         faults = (abi.Fault * MAX_FAULTS)()
         sites = (abi.Site * (MAX_SITES if count else 1))()
-        mbarriers = (abi.MbarrierState * abi.MAX_MBARRIERS)()
+        mbarriers = (abi.MbarrierState * (abi.MAX_MBARRIERS * abi.MAX_CLUSTER))()
         mbarriers_taken = ctypes.c_uint32(0)
-        chosen = None if blocks is None else np.ascontiguousarray(blocks, np.uint64)
-        total = grid[0] * grid[1] * grid[2]
+        chosen = None if blocks is None else _clusters_of(blocks, grid, cluster)
+        total = math.prod(grid)
         entry = getattr(self._dll, entry_name(unit, kernel.name))
         launch = abi.Launch(
             entry=ctypes.cast(entry, ctypes.c_void_p),
             arguments=ctypes.addressof(pointers),
             grid=abi.Index3(*grid),
             block=abi.Index3(*block),
+            cluster=abi.Index3(*cluster),
             shared_bytes=shared_bytes,
             check=self.mode is not Mode.FAST,
             count=count,
             workers=workers or _cores(),
             late_copies=copies is Copies.LATE,
             timeout_ms=math.ceil(timeout * 1000),
-            blocks=None if chosen is None else chosen.ctypes.data,
-            block_count=total if chosen is None else len(chosen),
+            clusters=None if chosen is None else chosen.ctypes.data,
+            cluster_count=total // math.prod(cluster) if chosen is None else len(chosen),
             arena_base=memory.base,
             buffers=ctypes.addressof(buffers),
             buffer_count=len(memory.blocks),
@@ -190,7 +194,8 @@ class Library:
         footprint = {b.name: b.footprint() for b in memory.blocks} if count else {}
         names = tuple(b.name for b in memory.blocks)
         stuck = [b for b in mbarriers if b.expected]
-        findings = Findings(self._lines, self.units[unit], kernel.name, names, shared_bytes, timeout, stuck)
+        size = math.prod(cluster)
+        findings = Findings(self._lines, self.units[unit], kernel.name, names, shared_bytes, timeout, size, stuck)
         report = findings.report(launch, faults[: launch.fault_count], sites[: launch.site_count], total)
         return dataclasses.replace(report, counters=dataclasses.replace(report.counters, footprint=footprint))
 
@@ -205,10 +210,22 @@ class Library:
         return min(a.base for a in arrays), max((a.base + a.bytes + 4096) & -4096 for a in arrays)
 
 
+def _clusters_of(
+    blocks: Sequence[int], grid: tuple[int, int, int], cluster: tuple[int, int, int]
+) -> npt.NDArray[np.uint64]:
+    """Linear indices of the clusters that the blocks of these linear indices belong to."""
+    x, y, z = cluster
+    at = np.unravel_index(np.asarray(blocks, np.int64), grid[::-1])
+    counts = (grid[2] // z, grid[1] // y, grid[0] // x)
+    linear = np.ravel_multi_index((at[0] // z, at[1] // y, at[2] // x), counts)
+    return np.ascontiguousarray(np.unique(linear), np.uint64)
+
+
 def _check_limits(
     kernel: KernelLike,
     grid: tuple[int, int, int],
     block: tuple[int, int, int],
+    cluster: tuple[int, int, int],
     shared_bytes: int,
     arguments: Sequence[Argument],
 ) -> None:
@@ -217,6 +234,10 @@ def _check_limits(
         raise SimulatorFault(f"{kernel.name}: block {block}, expected 1 to {MAX_THREADS} threads, z up to 64")
     if not (1 <= grid[0] < 2**31 and 1 <= grid[1] < 65536 and 1 <= grid[2] < 65536):
         raise SimulatorFault(f"{kernel.name}: grid {grid}, expected x from 1 to 2^31-1, y and z from 1 to 65535")
+    if min(cluster) < 1 or math.prod(cluster) > abi.MAX_CLUSTER:
+        raise SimulatorFault(f"{kernel.name}: cluster {cluster}, expected 1 to {abi.MAX_CLUSTER} blocks")
+    if any(blocks % extent for blocks, extent in zip(grid, cluster, strict=True)):
+        raise SimulatorFault(f"{kernel.name}: grid {grid}, expected a multiple of the cluster, {cluster}")
     if not 0 <= shared_bytes <= MAX_SHARED_BYTES:
         raise SimulatorFault(f"{kernel.name}: {shared_bytes} bytes of shared memory, expected up to {MAX_SHARED_BYTES}")
     if len(arguments) != len(kernel.params):

@@ -22,6 +22,7 @@ class FaultKind(enum.Enum):
     CRASH = "crash"
     MBARRIER = "misuse of an mbarrier"
     BARRIER = "misuse of a barrier"
+    CLUSTER = "misuse of a cluster"
     REGISTERS = "misuse of setmaxnreg"
     COPY = "illegal copy"
     WGMMA = "illegal wgmma"

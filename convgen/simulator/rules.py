@@ -1,35 +1,36 @@
 """What a fault says of the rule that was broken, in the order of `Rule` in src/launch.h.
 
-{offset} is where in shared memory, {value} what the kernel gave, {wanted} what was expected.
+{place} is where in shared memory, {value} what the kernel gave, {wanted} what was expected; {offset} is a number of its
+own.
 """
 
 from __future__ import annotations
 
 RULES = (
     "",
-    "waits for parity {value} of the mbarrier at shared memory offset {offset}, whose phase never ends",
-    "no mbarrier at shared memory offset {offset}: mbarrier_init it first",
-    "the initialisation of the mbarrier at shared memory offset {offset} by another thread may still be to come: a "
-    "barrier of the block must come between",
-    "the mbarrier at shared memory offset {offset} is in use: mbarrier_inval it first, when nobody waits for it",
-    "the mbarrier at shared memory offset {offset} would count {value} arrivals, expected 1 to 1048575",
-    "an mbarrier at shared memory offset {offset} beyond the {wanted} that the simulator has for a block",
-    "the mbarrier at shared memory offset {offset} is told to expect {value} bytes more, it counts up to {wanted}",
-    "{value} arrivals at the mbarrier at shared memory offset {offset}, whose phase waits for {wanted} more",
-    "the block ends and the mbarrier at shared memory offset {offset} still expects {value} bytes: the sum of "
-    "expect_tx differs from the bytes that were copied",
-    "{value} bytes of this copy come when the phase of the mbarrier at shared memory offset {offset} in which it was "
-    "issued is over: expect_tx said too few",
-    "the mbarrier at shared memory offset {offset} completes a copy, but no fence_mbarrier_init or fence_proxy_async "
-    "came between its initialisation and that",
+    "waits for parity {value} of the mbarrier at {place}, whose phase never ends",
+    "no mbarrier at {place}: mbarrier_init it first",
+    "the initialisation of the mbarrier at {place} by another thread may still be to come: a barrier of the block must "
+    "come between, of the cluster if it is another block's",
+    "the mbarrier at {place} is in use: mbarrier_inval it first, when nobody waits for it",
+    "the mbarrier at {place} would count {value} arrivals, expected 1 to 1048575",
+    "an mbarrier at {place} beyond the {wanted} that the simulator has for a block",
+    "the mbarrier at {place} is told to expect {value} bytes more, it counts up to {wanted}",
+    "{value} arrivals at the mbarrier at {place}, whose phase waits for {wanted} more",
+    "the block ends and the mbarrier at {place} still expects {value} bytes: the sum of expect_tx differs from the "
+    "bytes that were copied",
+    "{value} bytes of this copy come when the phase of the mbarrier at {place} in which it was issued is over: "
+    "expect_tx said too few",
+    "the mbarrier at {place} completes a copy, but no fence_mbarrier_init or fence_proxy_async came between its "
+    "initialisation and that",
     "the copy's tensor map is none: it must be a kernel parameter",
     "the tensor map has {wanted} dimensions, the copy {value}",
     "the tensor map is one of boxes and the copy of im2col's pixels, or the other way round",
-    "shared memory offset {offset} must be a multiple of {wanted}",
+    "{place} must be a multiple of {wanted}",
     "global address {value:#x} must be a multiple of {wanted}",
     "a copy of {value} bytes, which must be a multiple of {wanted}",
-    "the block ends while this copy to shared memory offset {offset} is under way: nobody has waited for it",
-    "the block ends while this copy from shared memory offset {offset} may still read: cp_async_bulk_wait_group first",
+    "the block ends while this copy to {place} is under way: nobody has waited for it",
+    "the block ends while this copy from {place} may still read: cp_async_bulk_wait_group first",
     "executed by {value} of the {wanted} threads of the warpgroup, all must come to the same instruction",
     "waits for the other threads of its warpgroup, which never come",
     "the threads of the warpgroup give different descriptors or operands",
@@ -47,12 +48,20 @@ RULES = (
     "setmaxnreg_dec to {value} registers a thread, which has {wanted}",
     "setmaxnreg_inc to {value} registers a thread needs {wanted} more for its warpgroup; {offset} are free, and nobody "
     "gives any back",
+    "rank {value} of a cluster of {wanted} blocks",
+    "the block of rank {value} may not have started: a barrier of the cluster must come before",
+    "the block of rank {value} may have ended before this access: a barrier of the cluster, or its own wait for it, "
+    "must come after",
+    "cluster_arrive a second time: cluster_wait must come between",
+    "cluster_wait without a cluster_arrive before it",
+    "waits at the cluster's barrier, to which {offset} of {value} threads have come and {wanted} have ended before",
+    "multicast to the ranks of mask {value:#x} in a cluster of {wanted} blocks",
 )
 
 
-def mbarrier_text(offset: int, phase: int, expected: int, pending: int, nbytes: int) -> str:
+def mbarrier_text(place: str, phase: int, expected: int, pending: int, nbytes: int) -> str:
     """How an mbarrier stood, for the report of a deadlock."""
-    return f"mbarrier at {offset}: phase {phase}, {pending} of {expected} arrivals and {nbytes} bytes pending"
+    return f"mbarrier at {place}: phase {phase}, {pending} of {expected} arrivals and {nbytes} bytes pending"
 
 
 def signed(value: int) -> int:

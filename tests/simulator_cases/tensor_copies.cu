@@ -47,6 +47,19 @@ extern "C" __global__ void load_5(const __grid_constant__ TensorMap map, unsigne
     load<5>(&map, y, bytes, {c0, c1, c2, c3, c4});
 }
 
+// One lane of each warp waits for the box, the others for that lane.
+extern "C" __global__ void one_lane_waits(const __grid_constant__ TensorMap map, unsigned char* y, int bytes) {
+    BEGIN();
+    if (threadIdx.x == 0) {
+        const int at[2] = {0, 0};
+        mbarrier_arrive_expect_tx(full, bytes);
+        cp_async_bulk_tensor_load(smem, &map, at, full);
+    }
+    if (threadIdx.x % 32 == 1) mbarrier_wait_parity(full, 0);
+    __syncwarp();
+    dump(smem, y, bytes);
+}
+
 __device__ void fill(unsigned char* smem, int bytes) {
     for (int i = threadIdx.x; i < bytes; i += 64) smem[i] = static_cast<unsigned char>(i * 7 + i / 256);  // FILL
 }

@@ -15,6 +15,7 @@
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __grid_constant__
+#define __cluster_dims__(...)
 #define __align__(n) __attribute__((aligned(n)))
 // The alignment is twice what constant memory holds. So there is a gap after each array, whatever its size, and a read
 // beyond one does not fall in the next.

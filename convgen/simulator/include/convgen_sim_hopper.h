@@ -20,11 +20,22 @@ void convgen_sim_tensor_load(void* shared, const void* map, const int* at, int r
 // `shift`: the offsets of rank - 2 spatial coordinates.
 void convgen_sim_tensor_load_im2col(void* shared, const void* map, const int* at, const unsigned short* shift, int rank,
                                     void* mbarrier);
+// To each block of the cluster whose rank's bit is set.
+void convgen_sim_tensor_load_multicast(void* shared, const void* map, const int* at, int rank, void* mbarrier, unsigned short ranks);
+void convgen_sim_tensor_load_im2col_multicast(void* shared, const void* map, const int* at, const unsigned short* shift, int rank,
+                                              void* mbarrier, unsigned short ranks);
 void convgen_sim_tensor_store(const void* map, const int* at, int rank, const void* shared);
 void convgen_sim_bulk_load(void* shared, const void* global, unsigned bytes, void* mbarrier);
 void convgen_sim_bulk_store(void* global, const void* shared, unsigned bytes);
 void convgen_sim_bulk_commit();
 void convgen_sim_bulk_wait(int groups);
+
+__attribute__((const)) unsigned convgen_sim_cluster_rank();
+__attribute__((const)) unsigned convgen_sim_cluster_size();
+void* convgen_sim_cluster_map(const void* shared, unsigned rank);
+void convgen_sim_cluster_arrive();
+void convgen_sim_cluster_wait();
+void convgen_sim_mbarrier_arrive_cluster(void* mbarrier, unsigned rank, int is_release);
 
 void convgen_sim_bar_sync(unsigned number, unsigned count);
 void convgen_sim_bar_arrive(unsigned number, unsigned count);

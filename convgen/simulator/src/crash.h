@@ -13,8 +13,8 @@ constexpr size_t kSignalStackBytes = 64 << 10;
 
 constexpr uint32_t kMaxWorkers = 64;
 
-// Workers are kept from launch to launch, for their warm stacks; one launch at a time runs in a library.
-static Worker* pool[kMaxWorkers];
+// What each OS thread runs, kept from launch to launch for the warm stacks; one launch at a time runs in a library.
+static Cluster pool[kMaxWorkers];
 static struct sigaction former_actions[kCrashSignalCount];
 
 // What a signal interrupted: `worker` is null if it was no kernel; `pc` is within the library, as a return address.
@@ -32,8 +32,9 @@ static Interrupted interrupted(const void* context) {
     const uint64_t pc = where->uc_mcontext.pc, sp = where->uc_mcontext.sp;
 #endif
     Interrupted found{nullptr, image_offset(reinterpret_cast<void*>(pc)) + 1};
-    for (Worker* w : pool)
-        if (w && sp - reinterpret_cast<uint64_t>(w) < kRegionBytes && w->current) found.worker = w;
+    for (const Cluster& cluster : pool)
+        for (Worker* w : cluster.block)
+            if (w && sp - reinterpret_cast<uint64_t>(w) < kRegionBytes && w->current) found.worker = w;
     return found;
 }
 

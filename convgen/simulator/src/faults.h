@@ -13,6 +13,7 @@ static inline uint64_t image_offset(const void* pc) {
 static void record(Worker* w, Fault fault) {
     fault.count = 1;
     fault.block = w->block;
+    fault.rank = w->rank;
     if (w->current) fault.thread = w->current->index;
     for (uint32_t i = 0; i < w->fault_count; ++i) {
         Fault& known = w->fault[i];
@@ -33,9 +34,9 @@ static void record(Worker* w, Fault fault) {
     if (fault.kind < last->kind) *last = fault;
 }
 
-// Leave the block for good: its fibers are dropped where they stand. The launch ends with it.
+// Leave the block that runs, and its cluster, for good: fibers are dropped where they stand. The launch ends with it.
 [[noreturn]] static void abandon(Worker* w) {
-    w->abandoned = true;
+    w->cluster->abandoned = true;
     void* dropped;
     convgen_sim_switch(&dropped, w->scheduler_stack_pointer);
     __builtin_unreachable();

@@ -13,7 +13,15 @@ static void count(Worker* w, Thread* t, const Touch& touch, Space space) {
 }
 
 static void see_shared(Worker* w, Thread* t, const Touch& touch) {
-    check_shared(w, t, touch);
+    check_shared(w, w, t, touch);
+    count(w, t, touch, kShared);
+}
+
+// The shared memory of another block of the cluster.
+static void see_remote(Worker* w, Worker* owner, Thread* t, const Touch& touch) {
+    if (!reach(w, t, owner, touch.pc)) return;
+    check_shared(w, owner, t, touch);
+    if (touch.write) note_remote_write(t);
     count(w, t, touch, kShared);
 }
 
@@ -31,6 +39,8 @@ static __attribute__((noinline)) void see_memory(Worker* w, const Touch& touch) 
         count(w, t, touch, kGlobal);
     } else if (touch.address - reinterpret_cast<uint64_t>(w) < kRegionBytes) {
         see_shared(w, t, touch);
+    } else if (Worker* owner = w->ranks > 1 ? block_at(w, touch.address) : nullptr) {
+        see_remote(w, owner, t, touch);
     } else if (touch.address - reinterpret_cast<uint64_t>(__ehdr_start) < static_cast<uint64_t>(_end - __ehdr_start)) {
         if (check_constant(w, touch)) count(w, t, touch, kConstant);
     } else {

@@ -13,15 +13,15 @@ static TensorCopy tensor_copy(Worker* w, const void* map, const int* at, int ran
     copy.shared = offset_in_shared(w, shared);
     copy.pc = pc;
     if (bits.mark != kTensorMapMark || bits.rank != rank) {
-        break_rule(w, kIllegalCopy, bits.mark != kTensorMapMark ? kNoTensorMap : kWrongRank, pc,
-                   static_cast<int64_t>(copy.shared), static_cast<uint64_t>(rank), bits.rank);
+        break_rule(w, kIllegalCopy, bits.mark != kTensorMapMark ? kNoTensorMap : kWrongRank, pc, copy.shared,
+                   static_cast<uint64_t>(rank), bits.rank);
         abandon(w);
     }
     if (bits.im2col != (shift != nullptr)) {
-        break_rule(w, kIllegalCopy, kWrongMode, pc, static_cast<int64_t>(copy.shared));
+        break_rule(w, kIllegalCopy, kWrongMode, pc, copy.shared);
         abandon(w);
     }
-    if (copy.shared % 128) break_rule(w, kIllegalCopy, kSharedAlignment, pc, static_cast<int64_t>(copy.shared), 0, 128);
+    if (copy.shared % 128) break_rule(w, kIllegalCopy, kSharedAlignment, pc, copy.shared, 0, 128);
     copy.base = bits.base;
     copy.element_bytes = bits.element_bytes;
     copy.swizzle_mask = swizzle_mask(bits.swizzle_bytes);
@@ -49,7 +49,7 @@ static TensorCopy bulk_copy(Worker* w, uint64_t global, const void* shared, uint
     TensorCopy copy = {};
     copy.shared = offset_in_shared(w, shared);
     copy.pc = pc;
-    if (copy.shared % 16) break_rule(w, kIllegalCopy, kSharedAlignment, pc, static_cast<int64_t>(copy.shared), 0, 16);
+    if (copy.shared % 16) break_rule(w, kIllegalCopy, kSharedAlignment, pc, copy.shared, 0, 16);
     if (global % 16) break_rule(w, kIllegalCopy, kGlobalAlignment, pc, 0, global, 16);
     if (bytes % 16 || !bytes) break_rule(w, kIllegalCopy, kCopySize, pc, 0, bytes, 16);
     copy.base = global;
@@ -59,48 +59,69 @@ static TensorCopy bulk_copy(Worker* w, uint64_t global, const void* shared, uint
     return copy;
 }
 
-// See all that the copy touches, as the agent does it for the current thread.
-static void see_copy(Worker* w, const TensorCopy& copy, uint32_t agent, bool to_shared) {
-    const Clock& clock = w->clock_of[w->current->linear];
-    const Space space = kShared;
-    w->totals.accesses[space] += 1;
-    (to_shared ? w->totals.written_bytes : w->totals.read_bytes)[space] += copy.bytes();
+// See what the copy touches in global memory.
+static void see_global(Worker* w, const TensorCopy& copy, bool is_written) {
+    if (!lies_in_shared(w, copy)) return;
+    for_each_row(copy, [&](uint64_t, uint64_t global, uint32_t first, uint32_t end) {
+        if (first < end) see_memory(w, Touch{global + first, copy.pc, end - first, is_written, false, false, true});
+    });
+}
+
+// See what it touches in the owner's shared memory, as an agent of the owner's does it for the current thread.
+static void see_shared_side(Worker* w, Worker* owner, const TensorCopy& copy, uint32_t agent, bool is_written) {
+    const Clock* clock = w->clock_of(w->current->linear);
+    const uint64_t shared_memory = reinterpret_cast<uint64_t>(owner->shared);
+    w->totals.accesses[kShared] += 1;
+    (is_written ? w->totals.written_bytes : w->totals.read_bytes)[kShared] += copy.bytes();
     if (!lies_in_shared(w, copy)) {
-        const uint64_t address = reinterpret_cast<uint64_t>(w->shared) + copy.shared;
-        shared_offset(w, Touch{address, copy.pc, copy.bytes(), to_shared, false});
+        shared_offset(w, owner, Touch{shared_memory + copy.shared, copy.pc, copy.bytes(), is_written, false});
         return;
     }
-    for_each_row(copy, [&](uint64_t shared, uint64_t global, uint32_t first, uint32_t end) {
-        if (first < end) see_memory(w, Touch{global + first, copy.pc, end - first, !to_shared, false, false, true});
+    for_each_row(copy, [&](uint64_t shared, uint64_t, uint32_t, uint32_t) {
         for (uint32_t at = 0; at < copy.row_bytes(); at += kPiece) {
-            const uint64_t address = reinterpret_cast<uint64_t>(w->shared) + swizzled(shared + at, copy.swizzle_mask);
-            check_async(w, w->current->linear, clock, agent, copy.time, Touch{address, copy.pc, kPiece, to_shared, false});
+            const uint64_t address = shared_memory + swizzled(shared + at, copy.swizzle_mask);
+            check_async(w, owner, w->current->linear, clock, agent, copy.time, Touch{address, copy.pc, kPiece, is_written, false});
         }
     });
 }
 
-static void issue_load(Worker* w, TensorCopy copy, const void* mbarrier) {
+// Into the owner's memory, onto its mbarrier at that offset.
+static void load_into(Worker* w, Worker* owner, TensorCopy copy, uint64_t mbarrier) {
     Thread* t = w->current;
-    const Mbarrier* b = find_mbarrier(w, t, offset_in_shared(w, mbarrier), copy.pc);
+    if (!is_there(w, t, owner, copy.pc)) return;  // that it stays so, end_copies_of_block sees
+    const Mbarrier* b = find_mbarrier(w, owner, t, mbarrier, copy.pc);
     if (!b) return;
-    copy.mbarrier = static_cast<uint32_t>(b - w->mbarrier);
+    copy.mbarrier = static_cast<uint32_t>(b - owner->mbarrier);
     copy.phase = b->phase;
-    copy.time = ++w->clock;
     if (w->launch->check) {
-        if (!b->fenced && w->clock_of[t->linear].fenced[b->initialiser] < b->init_time)
-            break_rule(w, kProxy, kInitUnfenced, copy.pc, static_cast<int64_t>(b->offset));
-        see_copy(w, copy, kMbarrierAgents + copy.mbarrier, true);
+        if (!b->fenced && w->clock_of(t->linear)[owner->rank].fenced[b->initialiser] < b->init_time)
+            break_rule_at(w, owner, kProxy, kInitUnfenced, copy.pc, b->offset);
+        see_shared_side(w, owner, copy, kMbarrierAgents + copy.mbarrier, true);
     }
-    add_load(w, copy);
+    add_load(owner, copy);
 }
+
+// To the same place in each block whose rank's bit is set.
+static void issue_load(Worker* w, TensorCopy copy, const void* mbarrier, uint32_t ranks) {
+    if (!ranks || ranks >> w->ranks) break_rule(w, kIllegalCopy, kMulticastMask, copy.pc, 0, ranks, w->ranks);
+    copy.time = ++w->cluster->clock;
+    if (w->launch->check) see_global(w, copy, false);
+    for (uint32_t rank = 0; rank < w->ranks; ++rank)
+        if (ranks >> rank & 1) load_into(w, w->cluster->block[rank], copy, offset_in_shared(w, mbarrier));
+}
+
+static uint32_t only_here(const Worker* w) { return 1u << w->rank; }
 
 static void issue_store(Worker* w, TensorCopy copy) {
     Thread* t = w->current;
     copy.thread = t->linear;
     copy.group = t->bulk_groups;
-    copy.time = ++w->clock;
+    copy.time = ++w->cluster->clock;
     use_clocks(w);
-    if (w->launch->check) see_copy(w, copy, kStoreAgents + t->linear / kWarp, false);
+    if (w->launch->check) {
+        see_global(w, copy, true);
+        see_shared_side(w, w, copy, kStoreAgents + t->linear / kWarp, false);
+    }
     if (w->stores == kMaxCopies) abandon(w);
     w->store[w->stores++] = copy;
 }
@@ -108,13 +129,24 @@ static void issue_store(Worker* w, TensorCopy copy) {
 extern "C" {
 void convgen_sim_tensor_load(void* shared, const void* map, const int* at, int rank, void* mbarrier) {
     Worker* w = this_worker();
-    issue_load(w, tensor_copy(w, map, at, rank, shared, image_offset(CALLER)), mbarrier);
+    issue_load(w, tensor_copy(w, map, at, rank, shared, image_offset(CALLER)), mbarrier, only_here(w));
 }
 
 void convgen_sim_tensor_load_im2col(void* shared, const void* map, const int* at, const unsigned short* shift, int rank,
                                     void* mbarrier) {
     Worker* w = this_worker();
-    issue_load(w, tensor_copy(w, map, at, rank, shared, image_offset(CALLER), shift), mbarrier);
+    issue_load(w, tensor_copy(w, map, at, rank, shared, image_offset(CALLER), shift), mbarrier, only_here(w));
+}
+
+void convgen_sim_tensor_load_multicast(void* shared, const void* map, const int* at, int rank, void* mbarrier, unsigned short ranks) {
+    Worker* w = this_worker();
+    issue_load(w, tensor_copy(w, map, at, rank, shared, image_offset(CALLER)), mbarrier, ranks);
+}
+
+void convgen_sim_tensor_load_im2col_multicast(void* shared, const void* map, const int* at, const unsigned short* shift, int rank,
+                                              void* mbarrier, unsigned short ranks) {
+    Worker* w = this_worker();
+    issue_load(w, tensor_copy(w, map, at, rank, shared, image_offset(CALLER), shift), mbarrier, ranks);
 }
 
 void convgen_sim_tensor_store(const void* map, const int* at, int rank, const void* shared) {
@@ -124,7 +156,7 @@ void convgen_sim_tensor_store(const void* map, const int* at, int rank, const vo
 
 void convgen_sim_bulk_load(void* shared, const void* global, unsigned bytes, void* mbarrier) {
     Worker* w = this_worker();
-    issue_load(w, bulk_copy(w, reinterpret_cast<uint64_t>(global), shared, bytes, image_offset(CALLER)), mbarrier);
+    issue_load(w, bulk_copy(w, reinterpret_cast<uint64_t>(global), shared, bytes, image_offset(CALLER)), mbarrier, only_here(w));
 }
 
 void convgen_sim_bulk_store(void* global, const void* shared, unsigned bytes) {
@@ -179,11 +211,11 @@ void convgen_sim_mbarrier_init(void* mbarrier, unsigned count) {
 void convgen_sim_mbarrier_inval(void* mbarrier) {
     Worker* w = this_worker();
     const uint64_t offset = offset_in_shared(w, mbarrier), pc = image_offset(CALLER);
-    Mbarrier* b = find_mbarrier(w, w->current, offset, pc);
+    Mbarrier* b = find_mbarrier(w, w, w->current, offset, pc);
     if (!b) return;
     for (uint32_t i = 0; i < w->threads; ++i)
         if (w->state[i] == kAtMbarrier && w->thread[i].value == static_cast<uint64_t>(b - w->mbarrier))
-            break_rule(w, kMbarrierMisuse, kInitInUse, pc, static_cast<int64_t>(offset));
+            break_rule(w, kMbarrierMisuse, kInitInUse, pc, offset);
     b->live = false;
     mark_mbarrier(w, offset, stamp_of(w->current));
 }
@@ -191,7 +223,7 @@ void convgen_sim_mbarrier_inval(void* mbarrier) {
 void convgen_sim_mbarrier_arrive(void* mbarrier, unsigned count, unsigned transactions) {
     Worker* w = this_worker();
     const uint64_t pc = image_offset(CALLER);
-    Mbarrier* b = find_mbarrier(w, w->current, offset_in_shared(w, mbarrier), pc);
+    Mbarrier* b = find_mbarrier(w, w, w->current, offset_in_shared(w, mbarrier), pc);
     if (!b) return;
     if (transactions) expect_transactions(w, b, transactions, pc);
     if (count) arrive_at_mbarrier(w, w->current, b, count, pc);
@@ -202,7 +234,7 @@ void convgen_sim_mbarrier_wait(void* mbarrier, unsigned parity) {
     Worker* w = this_worker();
     Thread* t = w->current;
     t->pc = image_offset(CALLER);
-    Mbarrier* b = find_mbarrier(w, t, offset_in_shared(w, mbarrier), t->pc);
+    Mbarrier* b = find_mbarrier(w, w, t, offset_in_shared(w, mbarrier), t->pc);
     if (!b) return;
     if ((b->phase & 1) == parity) {
         t->value = static_cast<uint64_t>(b - w->mbarrier);
@@ -210,7 +242,7 @@ void convgen_sim_mbarrier_wait(void* mbarrier, unsigned parity) {
         t->line = 0;
         wait(w, kAtMbarrier);
     }
-    acquire(w, t, b->completed);
+    acquire(w, t, w->completed(b));
 }
 
 void convgen_sim_fence_mbarrier_init() {
@@ -229,6 +261,6 @@ void convgen_sim_cp_async_mbarrier_arrive(void* mbarrier) {
     ++w->current->groups_committed;
     end_copies(w, w->current, 0);
     const uint64_t pc = image_offset(CALLER);
-    if (Mbarrier* b = find_mbarrier(w, w->current, offset_in_shared(w, mbarrier), pc)) arrive_at_mbarrier(w, w->current, b, 1, pc);
+    if (Mbarrier* b = find_mbarrier(w, w, w->current, offset_in_shared(w, mbarrier), pc)) arrive_at_mbarrier(w, w->current, b, 1, pc);
 }
 }

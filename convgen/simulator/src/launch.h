@@ -23,6 +23,7 @@ enum FaultKind : uint32_t {
     kCrash,
     kMbarrierMisuse,
     kMisusedBarrier,
+    kMisusedCluster,
     kMisusedRegisters,
     kIllegalCopy,
     kIllegalWgmma,
@@ -70,6 +71,13 @@ enum Rule : uint32_t {
     kNoIncrease,
     kNoDecrease,
     kRegistersNeverFree,
+    kNoRank,
+    kStartUnknown,
+    kExitUnknown,
+    kArrivesTwice,
+    kWaitsUnarrived,
+    kClusterNeverMeets,
+    kMulticastMask,
 };
 
 // One fault, the first of its kind at its place, and how often it came again.
@@ -81,13 +89,16 @@ struct Fault {
     uint64_t count;
     FaultKind kind;
     Space space;
-    uint32_t object;  // index of the buffer or constant array; kNoObject if the address lies in none
+    uint32_t object;  // index of the buffer or constant array, kNoObject if the address lies in none; of shared memory the
+                      // rank of its block
     uint32_t bytes;
     uint32_t is_write;
     uint32_t is_pending;  // race: with a copy (cp.async) that has not been waited for
     uint32_t line;
     uint32_t other_line;    // divergent barrier: where the other thread waits, 0 if it exited
     uint32_t other_thread;  // race, divergent barrier: linear index in the block, or an agent (worker.h); or kNoObject
+    uint32_t other_rank;    // race: of the block that it belongs to
+    uint32_t rank;          // of the block in its cluster
     Rule rule;
     Index3 block, thread;
 };
@@ -127,6 +138,7 @@ struct Site {
 // How an mbarrier stood in a deadlock; `expected` is 0 in entries that are not used.
 struct MbarrierState {
     uint64_t offset;
+    uint32_t rank;  // of its block
     uint32_t phase, expected, pending;
     int32_t bytes;
 };
@@ -139,14 +151,14 @@ struct Totals {
 struct Launch {
     void (*entry)(void** arguments);
     void** arguments;
-    Index3 grid, block;
+    Index3 grid, block, cluster;  // blocks, threads of a block, blocks of a cluster
     uint32_t shared_bytes;
     uint32_t check, count;
     uint32_t workers;
     uint32_t late_copies;    // cp.async copies when it is waited for; else when it is issued
     uint64_t timeout_ms;     // CPU time that one block may take; 0: as much as it likes
-    const uint64_t* blocks;  // linear block indices to run, or null for all
-    uint64_t block_count;
+    const uint64_t* clusters;  // linear indices of those to run, or null for all; a block of no cluster is one by itself
+    uint64_t cluster_count;
     uint64_t arena_base;  // buffer i lies in [arena_base + i * kArenaSlot, … + kArenaSlot)
     const Buffer* buffers;
     const ConstantArray* constants;                // those of the kernel's unit
@@ -158,7 +170,7 @@ struct Launch {
     uint32_t fault_capacity, fault_count;
     Site* sites;
     uint32_t site_capacity, site_count;
-    MbarrierState* mbarriers;   // of the first block that is stuck, with room for 64
+    MbarrierState* mbarriers;   // of the first cluster that is stuck, with room for 64 of each block
     uint32_t* mbarriers_taken;  // whether it is
     Totals totals;
 };

@@ -12,16 +12,17 @@ static bool arrive_at_barrier(Worker* w, Thread* t, uint32_t number, uint32_t co
     NamedBarrier* b = &w->barrier[number];
     if (!count || count % kWarp || (b->arrived && b->count != count))
         break_rule(w, kMisusedBarrier, b->arrived && count ? kBarrierCounts : kBarrierCount, pc, number, count, b->count);
-    if (!b->arrived) memset(&b->clock, 0, sizeof(b->clock));
+    Clock* clock = w->clock_of(kBarrierClocks + number);
+    if (!b->arrived) clear(w, clock);
     b->count = count;
-    release(w, t, &b->clock);
+    release(w, t, clock);
     if (++b->arrived < count) return false;
     b->arrived = 0;
     ++w->totals.barriers;
-    acquire(w, t, b->clock);
+    acquire(w, t, clock);
     for (uint32_t i = 0; i < w->threads; ++i) {
         if (w->state[i] != kAtNamedBarrier || w->thread[i].value != number) continue;
-        acquire(w, &w->thread[i], b->clock);
+        acquire(w, &w->thread[i], clock);
         wake(w, &w->thread[i]);
     }
     return true;

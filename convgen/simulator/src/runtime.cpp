@@ -4,18 +4,23 @@
 #include <sys/mman.h>
 
 #include "atomics.h"
+#include "cluster_hooks.h"
 #include "hooks.h"
 #include "hopper_hooks.h"
 #include "texture.h"
 #include "watchdog.h"
 
-static uint64_t next_block;
+static uint64_t next_cluster;
 static bool stopped;
 
+static void* map_memory(uint64_t bytes) {
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return memory == MAP_FAILED ? nullptr : memory;
+}
+
 static Worker* make_worker() {
-    void* reserved = mmap(nullptr, 2 * kRegionBytes, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (reserved == MAP_FAILED) return nullptr;
+    void* reserved = map_memory(2 * kRegionBytes);
+    if (!reserved) return nullptr;
     const uint64_t begin = reinterpret_cast<uint64_t>(reserved);
     const uint64_t aligned = (begin + kRegionBytes - 1) & ~(kRegionBytes - 1);
     if (aligned > begin) munmap(reserved, aligned - begin);
@@ -28,11 +33,47 @@ static Worker* make_worker() {
     return w;
 }
 
+static void unmap_clocks(Worker* w) {
+    if (w->clocks) munmap(w->clocks, w->mapped_ranks * (kClockBytes + kReaderBytes));
+    w->clocks = nullptr;
+    w->mapped_ranks = 0;
+}
+
+// Room for the clocks and readers of a cluster of so many blocks; false if there is none. What lies there is of earlier
+// times, whatever cluster it was of.
+static bool map_clocks(Worker* w, uint32_t ranks) {
+    if (w->mapped_ranks < ranks) {
+        unmap_clocks(w);
+        w->clocks = static_cast<Clock*>(map_memory(ranks * (kClockBytes + kReaderBytes)));
+        if (!w->clocks) return false;
+        w->readers = reinterpret_cast<uint64_t*>(reinterpret_cast<char*>(w->clocks) + ranks * kClockBytes);
+        w->mapped_ranks = ranks;
+    }
+    return true;
+}
+
+// Workers for a cluster of so many blocks; false if there is no memory for them.
+static bool make_cluster(Cluster* cluster, uint32_t size) {
+    for (uint32_t rank = 0; rank < size; ++rank) {
+        if (!cluster->block[rank]) cluster->block[rank] = make_worker();
+        Worker* w = cluster->block[rank];
+        if (!w) return false;
+        w->cluster = cluster;
+        w->rank = rank;
+        w->ranks = size;
+        w->actor_bits = kActorBits | (size > 1 ? 0xffff0000u : 0);
+        if (!map_clocks(w, size)) return false;
+    }
+    cluster->size = size;
+    cluster->abandoned = false;
+    return true;
+}
+
 static void begin_launch(Worker* w, const Launch* launch) {
     w->launch = launch;
     w->threads = launch->block.x * launch->block.y * launch->block.z;
     w->warps = (w->threads + kWarp - 1) / kWarp;
-    w->abandoned = w->expired = w->allocating = false;
+    w->expired = w->allocating = false;
     w->ticks = 0;
     w->ticked_block = 0;
     w->fault_count = 0;
@@ -46,16 +87,16 @@ static void begin_launch(Worker* w, const Launch* launch) {
     w->sites = launch->count ? static_cast<SiteTable*>(calloc(1, sizeof(SiteTable))) : nullptr;
 }
 
-static void* run_worker(void* argument) {
-    Worker* w = static_cast<Worker*>(argument);
-    const Launch* launch = w->launch;
+static void* run_clusters(void* argument) {
+    Cluster* cluster = static_cast<Cluster*>(argument);
+    const Launch* launch = cluster->block[0]->launch;
     const SignalStack signal_stack;
     const Timer timer(launch->timeout_ms);
     while (!__atomic_load_n(&stopped, __ATOMIC_RELAXED)) {
-        const uint64_t i = __atomic_fetch_add(&next_block, 1, __ATOMIC_RELAXED);
-        if (i >= launch->block_count) break;
-        run_block(w, launch->blocks ? launch->blocks[i] : i);
-        if (w->abandoned) __atomic_store_n(&stopped, true, __ATOMIC_RELAXED);
+        const uint64_t i = __atomic_fetch_add(&next_cluster, 1, __ATOMIC_RELAXED);
+        if (i >= launch->cluster_count) break;
+        run_cluster(cluster, launch->clusters ? launch->clusters[i] : i);
+        if (cluster->abandoned) __atomic_store_n(&stopped, true, __ATOMIC_RELAXED);
     }
     return nullptr;
 }
@@ -94,32 +135,37 @@ EXPORT uint64_t convgen_sim_launch_bytes() { return sizeof(Launch); }
 
 // Run the launch; 0 if it was run (whatever its faults), 1 if the machine gave no memory or thread.
 EXPORT int convgen_sim_launch(Launch* launch) {
-    next_block = 0;
+    next_cluster = 0;
     stopped = false;
+    const uint32_t size = launch->cluster.x * launch->cluster.y * launch->cluster.z;
     uint32_t workers = min_u32(launch->workers, kMaxWorkers);
-    if (workers > launch->block_count) workers = static_cast<uint32_t>(launch->block_count);
+    if (workers > launch->cluster_count) workers = static_cast<uint32_t>(launch->cluster_count);
     for (uint32_t i = 0; i < workers; ++i) {
-        if (!pool[i]) pool[i] = make_worker();
-        if (!pool[i]) return 1;
-        begin_launch(pool[i], launch);
+        if (!make_cluster(&pool[i], size)) return 1;
+        for (uint32_t rank = 0; rank < size; ++rank) begin_launch(pool[i].block[rank], launch);
     }
     pthread_t threads[kMaxWorkers];
     catch_crashes();
     catch_ticks();
     uint32_t started = 1;  // the caller is the first
     for (; started < workers; ++started)
-        if (pthread_create(&threads[started], nullptr, run_worker, pool[started])) break;
-    if (workers) run_worker(pool[0]);
+        if (pthread_create(&threads[started], nullptr, run_clusters, &pool[started])) break;
+    if (workers) run_clusters(&pool[0]);
     for (uint32_t i = 1; i < started; ++i) pthread_join(threads[i], nullptr);
     stop_catching_ticks();
     stop_catching_crashes();
-    for (uint32_t i = 0; i < workers; ++i) end_launch(pool[i], launch);
+    for (uint32_t i = 0; i < workers; ++i)
+        for (uint32_t rank = 0; rank < size; ++rank) end_launch(pool[i].block[rank], launch);
     return 0;
 }
 
 EXPORT void convgen_sim_close() {
-    for (Worker*& w : pool) {
-        if (w) munmap(w, kRegionBytes);
-        w = nullptr;
+    for (Cluster& cluster : pool) {
+        for (Worker*& w : cluster.block) {
+            if (!w) continue;
+            unmap_clocks(w);
+            munmap(w, kRegionBytes);
+            w = nullptr;
+        }
     }
 }

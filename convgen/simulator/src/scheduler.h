@@ -1,6 +1,8 @@
-// Running a block: its threads are fibers that take turns in thread order, each until it waits or ends.
+// Running a cluster: its blocks take turns by rank, each until none of its threads can run. Threads are fibers that take
+// turns in thread order, each until it waits or ends.
 #pragma once
 
+#include "cluster.h"
 #include "counters.h"
 #include "faults.h"
 #include "named_barrier.h"
@@ -70,6 +72,7 @@ static void fiber_main() {
         w->launch->entry(w->launch->arguments);
         check_stack(w, t);
         w->state[t->linear] = kDone;
+        leave_cluster(w, t);
         fall_asleep(w, t);
         const uint32_t next = next_ready(w, t->linear);
         if (next < w->threads && w->state[next] == kUnstarted) {  // become the next thread, on the same warm stack
@@ -109,59 +112,87 @@ static void release_barrier(Worker* w) {
     ++w->interval;
     ++w->totals.barriers;
     join_threads(w, 0, w->threads, [&](uint32_t i) { return w->state[i] == kAtBarrier; });
-    w->floor = ++w->clock;
+    w->floor = ++w->cluster->clock;
     for (uint32_t i = 0; i < w->threads; ++i) w->thread[i].time = w->floor;
     for (uint32_t i = 0; i < w->threads; ++i)
         if (w->state[i] == kAtBarrier) wake(w, &w->thread[i]);
 }
 
-// Nobody can run: either all wait at the barrier, or all are done, or there is a deadlock.
-static bool resolve(Worker* w) {
-    bool at_barrier = false;
-    for (uint32_t i = 0; i < w->threads; ++i) {
-        if (w->state[i] == kAtMbarrier) {
-            if (complete_oldest_load(w)) return true;
-            w->current = &w->thread[i];
-            report_stuck(w, w->current);
-            w->abandoned = true;
-            return false;
-        }
-        if (w->state[i] == kAtNamedBarrier || w->state[i] == kAtRegisters) {
-            if (complete_oldest_load(w)) return true;
-            w->current = &w->thread[i];
-            w->state[i] == kAtRegisters ? report_registers(w, w->current) : report_barrier(w, w->current);
-            w->abandoned = true;
-            return false;
-        }
-        if (w->state[i] == kAtWarpgroup) {
-            if (complete_oldest_load(w)) return true;
-            w->current = &w->thread[i];
-            record(w, Fault{.pc = w->current->pc, .kind = kDeadlock, .object = kNoObject, .rule = kWarpgroupNeverMeets});
-            w->abandoned = true;
-            return false;
-        }
-        if (w->state[i] == kAtWarp) {
-            w->current = &w->thread[i];
-            record(w, Fault{.pc = w->thread[i].pc, .kind = kDeadlock, .object = w->thread[i].mask,
-                            .line = w->thread[i].line});
-            w->abandoned = true;
-            return false;
-        }
-        at_barrier |= w->state[i] == kAtBarrier;
-    }
-    if (at_barrier) release_barrier(w);
-    return at_barrier;
+// What a block is at when none of its threads can run.
+enum Standing { kIsOver, kMeets, kIsStuck };
+
+static Standing standing(const Worker* w) {
+    for (uint32_t i = 0; i < w->threads; ++i)
+        if (w->state[i] != kDone && w->state[i] != kAtBarrier) return kIsStuck;
+    return w->live ? kMeets : kIsOver;
 }
 
-static void run_block(Worker* w, uint64_t linear) {
+static void end_block(Worker* w) {
+    if (w->is_over) return;
+    w->is_over = true;
+    end_wgmmas_of_block(w);
+    end_copies_of_block(w);
+    end_mbarriers(w);
+    end_visits(w);
+}
+
+// A thread of the block that waits for what never comes, at an mbarrier if there is one: that tells most.
+static void report_deadlock(Worker* w) {
+    Thread* waiting = nullptr;
+    for (uint32_t i = 0; i < w->threads; ++i) {
+        if (w->state[i] == kDone || w->state[i] == kAtBarrier) continue;
+        if (!waiting || (w->state[i] == kAtMbarrier && w->state[waiting->linear] != kAtMbarrier)) waiting = &w->thread[i];
+    }
+    w->current = waiting;
+    switch (w->state[waiting->linear]) {
+        case kAtMbarrier:
+            break_rule(w, kDeadlock, kPhaseNeverEnds, waiting->pc, w->mbarrier[waiting->value].offset,
+                       static_cast<uint64_t>(waiting->operand));
+            break;
+        case kAtNamedBarrier: report_barrier(w, waiting); break;
+        case kAtRegisters: report_registers(w, waiting); break;
+        case kAtClusterBarrier: report_cluster_barrier(w, waiting); break;
+        case kAtWarpgroup: break_rule(w, kDeadlock, kWarpgroupNeverMeets, waiting->pc, 0); break;
+        default:
+            record(w, Fault{.pc = waiting->pc, .kind = kDeadlock, .object = waiting->mask, .line = waiting->line});
+    }
+}
+
+// Nobody can run: blocks are over, or meet at their barrier, or wait for a copy or for each other, or there is a deadlock.
+static bool resolve(Cluster* cluster) {
+    bool goes_on = false, is_stuck = false;
+    for (uint32_t rank = 0; rank < cluster->size; ++rank) {
+        Worker* w = cluster->block[rank];
+        switch (standing(w)) {
+            case kIsOver: end_block(w); break;
+            case kMeets: release_barrier(w), goes_on = true; break;
+            case kIsStuck: is_stuck = true;
+        }
+    }
+    if (goes_on) return true;
+    if (!is_stuck) return false;
+    if (complete_a_load(cluster)) return true;
+    keep_mbarriers(cluster);
+    for (uint32_t rank = 0; rank < cluster->size; ++rank)
+        if (cluster->block[rank]->live) report_deadlock(cluster->block[rank]);
+    cluster->abandoned = true;
+    return false;
+}
+
+static Index3 index_of(uint64_t linear, Index3 extent) {
+    return Index3{static_cast<uint32_t>(linear % extent.x), static_cast<uint32_t>(linear / extent.x % extent.y),
+                  static_cast<uint32_t>(linear / extent.x / extent.y)};
+}
+
+static void begin_block(Worker* w, Index3 block) {
     const Launch* launch = w->launch;
-    w->block_linear = linear;
-    w->block = Index3{static_cast<uint32_t>(linear % launch->grid.x),
-                      static_cast<uint32_t>(linear / launch->grid.x % launch->grid.y),
-                      static_cast<uint32_t>(linear / launch->grid.x / launch->grid.y)};
+    w->block = block;
+    w->block_linear = (static_cast<uint64_t>(block.z) * launch->grid.y + block.y) * launch->grid.x + block.x;
+    w->live = w->threads;
+    w->is_over = false;
     ++w->interval;
-    w->block_floor = w->floor = ++w->clock;
-    w->has_clocks = false;
+    w->block_floor = w->floor = w->cluster->clock;
+    w->has_clocks = launch->check && w->ranks > 1;
     forget_mbarriers(w);
     w->loads_begin = w->loads_end = w->stores = 0;
     begin_registers(w);
@@ -169,29 +200,50 @@ static void run_block(Worker* w, uint64_t linear) {
     w->has_wgmma = false;
     memset(w->wgmmas, 0, sizeof(w->wgmmas));
     memset(w->wgmma_groups, 0, sizeof(w->wgmma_groups));
+    if (w->ranks > 1) memset(w->visit, 0, w->ranks * sizeof(w->visit[0]));
     w->fibers_made = w->free_fibers = 0;
     for (uint32_t i = 0; i < w->threads; ++i) {
+        Thread* t = &w->thread[i];
         w->state[i] = kUnstarted;
-        w->thread[i].stamp = i;
-        w->thread[i].time = w->floor;
-        w->thread[i].announced_left = 0;
-        w->thread[i].copies_begin = w->thread[i].copies_end = w->thread[i].groups_committed = 0;
-        w->thread[i].bulk_groups = 0;
-        w->thread[i].wgmma_fenced = false;
+        t->stamp = (w->ranks > 1 ? w->rank << 16 : 0) | i;
+        t->time = w->floor;
+        t->announced_left = 0;
+        t->copies_begin = t->copies_end = t->groups_committed = 0;
+        t->bulk_groups = 0;
+        t->wgmma_fenced = t->has_arrived = false;
+        t->started = 0;
+        t->remote_writes = Span{};
     }
     for (uint32_t i = 0; i < w->warps; ++i) w->awake[i] = min_u32(kWarp, w->threads - i * kWarp);
     ++w->totals.blocks;
-    do {
-        const uint32_t first = next_ready(w, ~0u);
-        if (first < w->threads)
+}
+
+static void begin_cluster(Cluster* cluster, uint64_t linear) {
+    const Launch* launch = cluster->block[0]->launch;
+    const Index3 extent = launch->cluster;
+    const Index3 at = index_of(linear, Index3{launch->grid.x / extent.x, launch->grid.y / extent.y, launch->grid.z / extent.z});
+    ++cluster->clock;
+    cluster->arrived = cluster->absent = 0;
+    for (uint32_t rank = 0; rank < cluster->size; ++rank) {
+        const Index3 within = index_of(rank, extent);
+        begin_block(cluster->block[rank], Index3{at.x * extent.x + within.x, at.y * extent.y + within.y, at.z * extent.z + within.z});
+    }
+}
+
+static void run_cluster(Cluster* cluster, uint64_t linear) {
+    begin_cluster(cluster, linear);
+    for (bool goes_on = true; goes_on;) {
+        goes_on = false;
+        for (uint32_t rank = 0; rank < cluster->size; ++rank) {
+            Worker* w = cluster->block[rank];
+            const uint32_t first = next_ready(w, ~0u);
+            if (first == w->threads) continue;
             resume(w, &w->scheduler_stack_pointer, first);
-        else if (!resolve(w))
-            break;
-    } while (!w->abandoned);
-    if (w->abandoned) return;
-    end_wgmmas_of_block(w);
-    end_copies_of_block(w);
-    end_mbarriers(w);
+            if (cluster->abandoned) return;
+            goes_on = true;
+        }
+        goes_on = goes_on || resolve(cluster);
+    }
 }
 
 // The current thread waits for the lanes of its mask; the result that the operation has for it.

@@ -14,17 +14,17 @@ struct Touch {
 };
 
 static void record_access(Worker* w, FaultKind kind, const Touch& touch, Space space, uint32_t object, int64_t offset,
-                          uint32_t other_thread = kNoObject, bool is_pending = false) {
+                          uint32_t other_thread = kNoObject, uint32_t other_rank = 0, bool is_pending = false) {
     record(w, Fault{.pc = touch.pc, .address = touch.address, .offset = offset, .kind = kind, .space = space,
                     .object = object, .bytes = touch.bytes, .is_write = touch.write, .is_pending = is_pending,
-                    .other_thread = other_thread});
+                    .other_thread = other_thread, .other_rank = other_rank});
 }
 
 static bool misaligned(const Touch& touch) {
     return !touch.bulk && touch.bytes <= 16 && (touch.bytes & (touch.bytes - 1)) == 0 && touch.address % touch.bytes != 0;
 }
 
-// --- shared memory: a stamp is time:32 | warp interval:16 | flags:5 | actor:11 ---------------------------------
+// --- shared memory: a stamp is time:32 | warp interval:16 (in clusters rank:16) | flags:5 | actor:11 ------------
 
 constexpr uint64_t kActorBits = 0x7ff;
 constexpr uint64_t kSeveralLanes = 1 << 11;  // reads: by several lanes of that warp, in that warp interval
@@ -34,13 +34,15 @@ constexpr uint64_t kPending = 1 << 14;  // writes: of a cp.async that has not be
 
 static inline uint64_t stamp_of(const Thread* t) { return static_cast<uint64_t>(t->time) << 32 | t->stamp; }
 
-// True if the access stamped `other` and one stamped `mine` by thread t, of which one writes, are in no order.
-static inline bool unordered(Worker* w, const Thread* t, uint64_t other, uint64_t mine, uint64_t offset) {
+// True if the access to the owner's memory stamped `other` and one stamped `mine` by thread t, of which one writes, are in
+// no order.
+static inline bool unordered(Worker* w, Worker* owner, const Thread* t, uint64_t other, uint64_t mine, uint64_t offset) {
     if (w->has_clocks) {
-        if (other & kSeveralWarps) return has_unknown_reader(w, w->clock_of[t->linear].known, t->linear, offset);
+        const Clock* clock = w->clock_of(t->linear);
+        if (other & kSeveralWarps) return has_unknown_reader(w, owner, clock, t->linear, offset);
         const uint32_t actor = other & kActorBits;
-        if (actor == t->linear || is_known(w, w->clock_of[t->linear].known, actor, other >> 32)) return false;
-        if (actor >= kMaxThreads) return true;
+        if (same_actor(w, other, mine) || is_known(w, clock, rank_of(w, other), actor, other >> 32)) return false;
+        if (actor >= kMaxThreads || w->ranks > 1) return true;
     } else if (other >> 32 < w->floor) {
         return false;
     }
@@ -58,22 +60,23 @@ static inline uint64_t merged_read(Worker* w, uint64_t known, uint64_t mine) {
     return mine;
 }
 
-// Shared memory's offset of the access; negative if it lies outside, which is recorded.
-static int64_t shared_offset(Worker* w, const Touch& touch) {
-    const int64_t offset = static_cast<int64_t>(touch.address - reinterpret_cast<uint64_t>(w->shared));
+// The owner's shared memory's offset of the access; negative if it lies outside, which is recorded.
+static int64_t shared_offset(Worker* w, const Worker* owner, const Touch& touch) {
+    const int64_t offset = static_cast<int64_t>(touch.address - reinterpret_cast<uint64_t>(owner->shared));
     if (offset >= 0 && offset + touch.bytes <= w->launch->shared_bytes) return offset;
-    record_access(w, kOutOfBounds, touch, kShared, kNoObject, offset);
-    if (offset < -static_cast<int64_t>(kGuardBytes) || offset > static_cast<int64_t>(kReadersOffset - kSharedOffset - kGuardBytes))
+    record_access(w, kOutOfBounds, touch, kShared, owner->rank, offset);
+    if (offset < -static_cast<int64_t>(kGuardBytes) || offset > static_cast<int64_t>(kSharedEnd - kSharedOffset - kGuardBytes))
         abandon(w);
     return -1;
 }
 
-static void check_shared(Worker* w, const Thread* t, const Touch& touch) {
-    const int64_t offset = shared_offset(w, touch);
+// An access by thread t of w to the shared memory of the owner: w, or another block of its cluster.
+static void check_shared(Worker* w, Worker* owner, const Thread* t, const Touch& touch) {
+    const int64_t offset = shared_offset(w, owner, touch);
     if (offset < 0) return;
-    if (misaligned(touch)) record_access(w, kMisaligned, touch, kShared, kNoObject, offset);
+    if (misaligned(touch)) record_access(w, kMisaligned, touch, kShared, owner->rank, offset);
     const uint64_t mine = stamp_of(t);
-    ShadowCell* cell = w->shadow() + offset;
+    ShadowCell* cell = owner->shadow() + offset;
     bool unwritten = false, race = false, pending = false;
     uint64_t other = 0;
     for (uint32_t i = 0; i < touch.bytes; ++i, ++cell) {
@@ -81,12 +84,12 @@ static void check_shared(Worker* w, const Thread* t, const Touch& touch) {
         if (cell->write & kPending && cell->write >> 32 >= w->block_floor) {
             race = pending = true;
             other = cell->write;
-        } else if (!(touch.atomic && cell->write & kAtomic) && unordered(w, t, cell->write, mine, at)) {
+        } else if (!(touch.atomic && cell->write & kAtomic) && unordered(w, owner, t, cell->write, mine, at)) {
             race = true;
             other = cell->write;
         }
         if (touch.write) {
-            if (!touch.atomic && unordered(w, t, cell->read, mine, at)) {
+            if (!touch.atomic && unordered(w, owner, t, cell->read, mine, at)) {
                 race = true;
                 other = cell->read;
             }
@@ -94,7 +97,7 @@ static void check_shared(Worker* w, const Thread* t, const Touch& touch) {
         if (!touch.write || touch.atomic) {
             unwritten |= cell->write >> 32 < w->block_floor;
             if (!touch.atomic)
-                cell->read = w->has_clocks ? known_read(w, w->clock_of[t->linear].known, cell->read, mine, at)
+                cell->read = w->has_clocks ? known_read(w, owner, w->clock_of(t->linear), cell->read, mine, at)
                                            : merged_read(w, cell->read, mine);
         }
         if (touch.write) {
@@ -102,10 +105,10 @@ static void check_shared(Worker* w, const Thread* t, const Touch& touch) {
             if (w->has_clocks) cell->read = 0;
         }
     }
-    if (unwritten) record_access(w, kUninitialised, touch, kShared, kNoObject, offset);
+    if (unwritten) record_access(w, kUninitialised, touch, kShared, owner->rank, offset);
     if (race)
-        record_access(w, kRace, touch, kShared, kNoObject, offset,
-                      other & (kSeveralLanes | kSeveralWarps) ? kNoObject : other & kActorBits, pending);
+        record_access(w, kRace, touch, kShared, owner->rank, offset,
+                      other & (kSeveralLanes | kSeveralWarps) ? kNoObject : other & kActorBits, rank_of(w, other), pending);
 }
 
 // The thread has waited for a copy of its own: to others, what it wrote is written now.
@@ -115,32 +118,36 @@ static void end_pending(Worker* w, const Thread* t, const void* address, uint32_
     for (uint32_t i = 0; i < bytes; ++i) w->shadow()[offset + i].write = stamp_of(t);
 }
 
-// The same for an access of the async proxy, which `agent` makes at `time` by what `clock` knows. What `self` did
-// comes before. A write of the generic proxy must have come through a fence between the proxies.
-static void check_async(Worker* w, uint32_t self, const Clock& clock, uint32_t agent, uint32_t time, const Touch& touch) {
-    const int64_t offset = shared_offset(w, touch);
+// The same for an access of the async proxy, which an agent of the owner's makes at `time` by what `clock` knows. What
+// thread `self` of w did comes before. A write of the generic proxy must have come through a fence between the proxies.
+static void check_async(Worker* w, Worker* owner, uint32_t self, const Clock* clock, uint32_t agent, uint32_t time,
+                        const Touch& touch) {
+    const int64_t offset = shared_offset(w, owner, touch);
     if (offset < 0) return;
-    const uint64_t mine = static_cast<uint64_t>(time) << 32 | agent;
-    ShadowCell* cell = w->shadow() + offset;
+    const uint64_t place = w->ranks > 1 ? owner->rank << 16 : 0;
+    const uint64_t mine = static_cast<uint64_t>(time) << 32 | place | agent;
+    ShadowCell* cell = owner->shadow() + offset;
     bool unwritten = false, race = false, unfenced = false, pending = false;
     uint64_t other = 0;
     for (uint32_t i = 0; i < touch.bytes; ++i, ++cell) {
         const uint64_t at = static_cast<uint64_t>(offset) + i;
-        const uint32_t writer = cell->write & kActorBits;
+        const uint32_t writer = cell->write & kActorBits, of = rank_of(w, cell->write);
         const uint32_t written = static_cast<uint32_t>(cell->write >> 32);
         if (written >= w->block_floor) {
-            if (cell->write & kPending || (writer != self && !is_known(w, clock.known, writer, written))) {
+            const bool is_own = writer == self && of == w->rank;
+            if (cell->write & kPending || (!is_own && !is_known(w, clock, of, writer, written))) {
                 race = true;
                 pending = cell->write & kPending;
                 other = cell->write;
-            } else if (writer < kMaxThreads && clock.fenced[writer] < written) {
+            } else if (writer < kMaxThreads && clock[of].fenced[writer] < written) {
                 unfenced = true;
             }
         }
         if (touch.write) {
-            const uint32_t reader = cell->read & kActorBits;
-            if (cell->read & kSeveralWarps ? has_unknown_reader(w, clock.known, self, at)
-                                           : reader != self && !is_known(w, clock.known, reader, cell->read >> 32)) {
+            const uint32_t reader = cell->read & kActorBits, by = rank_of(w, cell->read);
+            const bool is_own = reader == self && by == w->rank;
+            if (cell->read & kSeveralWarps ? has_unknown_reader(w, owner, clock, self, at)
+                                           : !is_own && !is_known(w, clock, by, reader, cell->read >> 32)) {
                 race = true;
                 other = cell->read;
             }
@@ -148,14 +155,14 @@ static void check_async(Worker* w, uint32_t self, const Clock& clock, uint32_t a
             cell->read = 0;
         } else {
             unwritten |= written < w->block_floor;
-            cell->read = known_read(w, clock.known, cell->read, mine, at);
+            cell->read = known_read(w, owner, clock, cell->read, mine, at);
         }
     }
-    if (unwritten) record_access(w, kUninitialised, touch, kShared, kNoObject, offset);
-    if (unfenced) record_access(w, kProxy, touch, kShared, kNoObject, offset);
+    if (unwritten) record_access(w, kUninitialised, touch, kShared, owner->rank, offset);
+    if (unfenced) record_access(w, kProxy, touch, kShared, owner->rank, offset);
     if (race)
-        record_access(w, kRace, touch, kShared, kNoObject, offset,
-                      other & kSeveralWarps ? kNoObject : other & kActorBits, pending);
+        record_access(w, kRace, touch, kShared, owner->rank, offset,
+                      other & kSeveralWarps ? kNoObject : other & kActorBits, rank_of(w, other), pending);
 }
 
 // --- global memory: a writer is atomic:1 | thread in the grid + 1:43 | barrier interval:20 --------------------

@@ -1,7 +1,8 @@
 // cp.async.bulk and cp.async.bulk.tensor: copies of boxes between global and shared memory that run by themselves.
 //
-// A load writes when it is issued or, with Launch::late_copies, not before all threads wait: then its bytes count on its
-// mbarrier. A store reads when it is waited for, never before. Both act as agents (worker.h), unknown to all until then.
+// A load writes when it is issued or, with Launch::late_copies, not before all threads of the cluster wait: then its bytes
+// count on its mbarrier. A store reads when it is waited for, never before. Both act as agents (worker.h), unknown to all
+// until then. A load that is multicast is one to each block.
 #pragma once
 
 #include <string.h>
@@ -133,26 +134,34 @@ static void move_out(Worker* w, const TensorCopy& copy) {
     });
 }
 
-static void complete_load(Worker* w, const TensorCopy& copy) {
-    move_in(w, copy);
-    Mbarrier* b = &w->mbarrier[copy.mbarrier];
-    if (b->phase != copy.phase)
-        break_rule(w, kMbarrierMisuse, kLateBytes, copy.pc, static_cast<int64_t>(b->offset), copy.bytes());
-    complete_transactions(w, b, copy.bytes(), copy.time);
+static void complete_load(Worker* owner, const TensorCopy& copy) {
+    move_in(owner, copy);
+    Mbarrier* b = &owner->mbarrier[copy.mbarrier];
+    if (b->phase != copy.phase) break_rule(owner, kMbarrierMisuse, kLateBytes, copy.pc, b->offset, copy.bytes());
+    complete_transactions(owner, b, copy.bytes(), copy.time);
 }
 
-// The oldest load that is under way ends; false if there is none.
-static bool complete_oldest_load(Worker* w) {
-    if (w->loads_begin == w->loads_end) return false;
-    const TensorCopy copy = w->load[w->loads_begin++ % kMaxCopies];
-    complete_load(w, copy);
-    return true;
+// The oldest load into the block's memory that is under way ends.
+static void complete_first_load(Worker* owner) {
+    const TensorCopy copy = owner->load[owner->loads_begin++ % kMaxCopies];
+    complete_load(owner, copy);
 }
 
-static void add_load(Worker* w, const TensorCopy& copy) {
-    if (!w->launch->late_copies) return complete_load(w, copy);
-    if (w->loads_end - w->loads_begin == kMaxCopies) complete_oldest_load(w);
-    w->load[w->loads_end++ % kMaxCopies] = copy;
+// One of the cluster's; false if there is none.
+static bool complete_a_load(const Cluster* cluster) {
+    for (uint32_t rank = 0; rank < cluster->size; ++rank) {
+        Worker* w = cluster->block[rank];
+        if (w->loads_begin == w->loads_end) continue;
+        complete_first_load(w);
+        return true;
+    }
+    return false;
+}
+
+static void add_load(Worker* owner, const TensorCopy& copy) {
+    if (!owner->launch->late_copies) return complete_load(owner, copy);
+    if (owner->loads_end - owner->loads_begin == kMaxCopies) complete_first_load(owner);
+    owner->load[owner->loads_end++ % kMaxCopies] = copy;
 }
 
 // All but the thread's `groups` latest groups of stores end.
@@ -165,7 +174,7 @@ static void end_stores(Worker* w, const Thread* t, uint32_t groups) {
             continue;
         }
         move_out(w, copy);
-        uint32_t* known = &w->clock_of[t->linear].known[kStoreAgents + t->linear / kWarp];
+        uint32_t* known = &w->clock_of(t->linear)[w->rank].known[kStoreAgents + t->linear / kWarp];
         if (*known < copy.time) *known = copy.time;
     }
     w->stores = kept;
@@ -174,11 +183,11 @@ static void end_stores(Worker* w, const Thread* t, uint32_t groups) {
 static void end_copies_of_block(Worker* w) {
     for (uint32_t i = w->loads_begin; i != w->loads_end; ++i) {
         const TensorCopy& copy = w->load[i % kMaxCopies];
-        break_rule(w, kIllegalCopy, kLoadUnderWay, copy.pc, static_cast<int64_t>(copy.shared));
+        break_rule(w, kIllegalCopy, kLoadUnderWay, copy.pc, copy.shared);
     }
-    while (complete_oldest_load(w)) {}
+    while (w->loads_begin != w->loads_end) complete_first_load(w);
     for (uint32_t i = 0; i < w->stores; ++i) {
-        break_rule(w, kIllegalCopy, kStoreUnderWay, w->store[i].pc, static_cast<int64_t>(w->store[i].shared));
+        break_rule(w, kIllegalCopy, kStoreUnderWay, w->store[i].pc, w->store[i].shared);
         move_out(w, w->store[i]);
     }
     w->stores = 0;

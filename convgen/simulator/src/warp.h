@@ -107,7 +107,7 @@ static void try_collective(Worker* w, Thread* t) {
     join_threads(w, base, kWarp, [&](uint32_t i) { return present >> (i - base) & 1; });
     for (uint32_t lane = 0; lane < kWarp; ++lane) {
         if (!(present >> lane & 1)) continue;
-        lanes[lane].stamp = (((newest >> 16) + 1) << 16) | lanes[lane].linear;
+        if (w->ranks == 1) lanes[lane].stamp = (((newest >> 16) + 1) << 16) | lanes[lane].linear;
         wake(w, &lanes[lane]);
     }
 }

@@ -152,28 +152,24 @@ static __attribute__((noinline)) void run_wgmma(Worker* w, const Wgmma& op) {
 }
 
 // What all of the warpgroup's threads know.
-static const Clock& common_clock(Worker* w, const Thread* first) {
-    Clock* common = &w->joined;
-    memset(common, 0xff, sizeof(Clock));
+static const Clock* common_clock(Worker* w, const Thread* first) {
+    Clock* common = w->clock_of(kJoinedClock);
+    memset(common, 0xff, w->ranks * sizeof(Clock));
     for (uint32_t i = first->linear; i < first->linear + kWarpgroup; ++i) {
-        Clock* own = &w->clock_of[i];
-        own->known[i] = w->thread[i].time;
-        for (uint32_t actor = 0; actor < kActors; ++actor) {
-            common->known[actor] = common->known[actor] < own->known[actor] ? common->known[actor] : own->known[actor];
-            common->fenced[actor] = common->fenced[actor] < own->fenced[actor] ? common->fenced[actor] : own->fenced[actor];
-        }
+        const Clock* own = own_clock(w, &w->thread[i]);
+        for (uint32_t rank = 0; rank < w->ranks; ++rank) meet(&common[rank], &own[rank]);
     }
-    return *common;
+    return common;
 }
 
-static void see_tile(Worker* w, const Clock& clock, uint64_t descriptor, uint32_t rows, bool transposed, const Wgmma& op, uint32_t agent) {
+static void see_tile(Worker* w, const Clock* clock, uint64_t descriptor, uint32_t rows, bool transposed, const Wgmma& op, uint32_t agent) {
     const uint64_t base_offset = WgmmaTile(descriptor).base_offset;
     if (base_offset) break_rule(w, kIllegalWgmma, kBaseOffset, op.pc, 0, base_offset, 0);
     w->totals.accesses[kShared] += 1;
     w->totals.read_bytes[kShared] += rows * 32;
     for_each_piece(descriptor, rows, transposed, [&](uint64_t offset, uint32_t, uint32_t) {
         const uint64_t address = reinterpret_cast<uint64_t>(w->shared) + offset;
-        check_async(w, kNoObject, clock, agent, op.time, Touch{address, op.pc, 16, false, false, false, true});
+        check_async(w, w, kNoObject, clock, agent, op.time, Touch{address, op.pc, 16, false, false, false, true});
     });
 }
 
@@ -186,7 +182,7 @@ static void issue_wgmma(Worker* w, Thread* first) {
     Wgmma* op = &w->wgmma[warpgroup * kMaxWgmmas + w->wgmmas[warpgroup]++];
     op->given = *reinterpret_cast<const WgmmaOperands*>(first->value);
     op->pc = first->pc;
-    op->time = ++w->clock;
+    op->time = ++w->cluster->clock;
     op->group = w->wgmma_groups[warpgroup];
     bool differ = false, fenced = true;
     for (uint32_t i = 0; i < kWarpgroup; ++i) {
@@ -202,7 +198,7 @@ static void issue_wgmma(Worker* w, Thread* first) {
     use_clocks(w);
     if (differ) break_rule(w, kIllegalWgmma, kOperandsDiffer, op->pc, 0);
     if (!fenced) break_rule(w, kIllegalWgmma, kNoWgmmaFence, op->pc, 0);
-    const Clock& clock = common_clock(w, first);
+    const Clock* clock = common_clock(w, first);
     const uint32_t agent = kWarpgroupAgents + warpgroup;
     if (!op->given.a) see_tile(w, clock, op->given.a_tile, kWgmmaM, op->given.a_transposed, *op, agent);
     see_tile(w, clock, op->given.b_tile, static_cast<uint32_t>(op->given.n), op->given.b_transposed, *op, agent);
@@ -220,7 +216,7 @@ static void end_wgmmas(Worker* w, const Thread* first, uint32_t groups) {
     w->wgmmas[warpgroup] -= done;
     memmove(ops, ops + done, w->wgmmas[warpgroup] * sizeof(Wgmma));
     for (uint32_t i = first->linear; i < first->linear + kWarpgroup; ++i) {
-        uint32_t* known = &w->clock_of[i].known[kWarpgroupAgents + warpgroup];
+        uint32_t* known = &w->clock_of(i)[w->rank].known[kWarpgroupAgents + warpgroup];
         if (*known < time) *known = time;
         if (!groups) w->thread[i].wgmma_fenced = false;
     }

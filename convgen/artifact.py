@@ -136,7 +136,7 @@ def _kernel(launch: Launch, found: KernelReport) -> dict[str, Any]:
         "entry": launch.kernel.name,
         "grid": [_extent(size) for size in launch.grid],
         "block": list(launch.block),
-        "cluster": [1, 1, 1],
+        "cluster": list(launch.cluster),
         "dynamic_shared_bytes": launch.shared_bytes,
         "arguments": [
             {"name": parameter.name, "ctype": parameter.ctype, **_argument(arg)}

@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from convgen.errors import UsageError
 from convgen.problem import Problem, Sizes, TensorSpec
 from convgen.space import Config
 from convgen.target import Target
@@ -63,6 +64,12 @@ Extent = int | SizeExtent
 
 WORKSPACE_ALIGNMENT = 256
 """Bytes that the address of every workspace buffer is a multiple of."""
+
+MAX_CLUSTER = 8
+"""Blocks of a cluster that every GPU with clusters runs; more is not portable."""
+
+CLUSTERS_SINCE = (9, 0)
+"""The first compute capability that has clusters."""
 
 
 def extent_at(extent: Extent, sizes: Sizes) -> int:
@@ -163,17 +170,39 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Run a kernel. `args` match the kernel's `params` one to one."""
+    """Run a kernel. `args` match the kernel's `params` one to one.
+
+    `cluster`: how many neighbouring blocks along each axis run at the same time, as a thread block cluster. Raises
+    UsageError for more than MAX_CLUSTER of them, and for a grid that is not a multiple of them whatever the sizes.
+    """
 
     kernel: Kernel
     grid: tuple[Extent, Extent, Extent]
     block: tuple[int, int, int]
     args: tuple[Arg, ...]
     shared_bytes: int = 0
+    cluster: tuple[int, int, int] = (1, 1, 1)
+
+    def __post_init__(self) -> None:
+        if min(self.cluster) < 1 or self.cluster_blocks > MAX_CLUSTER:
+            raise UsageError(
+                f"{self.kernel.name}: cluster={'x'.join(map(str, self.cluster))}: expected 1 to {MAX_CLUSTER} blocks"
+            )
+        for axis, extent, blocks in zip("xyz", self.grid, self.cluster, strict=True):
+            if (extent.scale if isinstance(extent, SizeExtent) else extent) % blocks:
+                raise UsageError(
+                    f"{self.kernel.name}: a grid of {extent} blocks along {axis}: expected a multiple of the cluster's "
+                    f"{blocks}"
+                )
 
     @property
     def threads(self) -> int:
         return self.block[0] * self.block[1] * self.block[2]
+
+    @property
+    def cluster_blocks(self) -> int:
+        """Blocks of a cluster; 1: the launch has none."""
+        return math.prod(self.cluster)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +294,8 @@ class Plan:
     `template` (beneath `templates/`, or the absolute path of one that a strategy outside the package brings) and
     `constants` are what `render` needs; `alignment` gives, per tensor, the byte alignment its
     vector loads rely on (a tensor not listed needs only that of its elements): a runtime stages a copy of
-    an array that does not meet it, or whose strides are not `TensorSpec.strides`.
+    an array that does not meet it, or whose strides are not `TensorSpec.strides`. Raises UsageError for clusters on a
+    target that has none.
     """
 
     problem: Problem
@@ -288,6 +318,9 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.name:
             object.__setattr__(self, "name", self.kernels[-1].name)
+        has_clusters = any(launch.cluster_blocks > 1 for launch in self.launches)
+        if has_clusters and self.target.compute_capability < CLUSTERS_SINCE:
+            raise UsageError(f"{self.name}: clusters on {self.target}: expected sm_90 or newer")
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:

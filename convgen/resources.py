@@ -58,6 +58,7 @@ class KernelReport:
     resources: KernelResources
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
     shared_bytes: int
     """Static and dynamic together, per block."""
     occupancy: Occupancy
@@ -228,6 +229,7 @@ def _report(launch: Launch, resources: KernelResources, target: Target, sizes: S
         resources=resources,
         grid=(x, y, z),
         block=launch.block,
+        cluster=launch.cluster,
         shared_bytes=shared,
         occupancy=occupancy(target, launch.threads, resources.registers, shared, x * y * z),
         warnings=warnings(resources),

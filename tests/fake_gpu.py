@@ -151,6 +151,7 @@ class FakeDriver:
 
     CUfunction_attribute = types.SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
     CUevent_flags = types.SimpleNamespace(CU_EVENT_DISABLE_TIMING=2)
+    CUlaunchAttributeID = types.SimpleNamespace(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION=4)
     CUstreamCaptureMode = types.SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
     CUstreamCaptureStatus = types.SimpleNamespace(CU_STREAM_CAPTURE_STATUS_NONE=0)
     CUarray_format = types.SimpleNamespace(
@@ -298,6 +299,22 @@ class FakeDriver:
         self.calls.append(("launch", name, (gx, gy, gz), (bx, by, bz), shared, stream))
         getattr(self, f"_{name}")(pointers, self.modules[module])
         return (OK,)
+
+    def CUlaunchConfig(self) -> Any:  # noqa: N802
+        return types.SimpleNamespace()
+
+    def CUlaunchAttribute(self) -> Any:  # noqa: N802
+        return types.SimpleNamespace(value=types.SimpleNamespace(clusterDim=types.SimpleNamespace()))
+
+    def cuLaunchKernelEx(self, config: Any, function: Any, pointers: int, extra: int) -> tuple[Any, ...]:  # noqa: N802
+        [attribute] = config.attrs
+        assert (attribute.id, config.numAttrs) == (4, 1)
+        extents = attribute.value.clusterDim
+        self.calls.append(("cluster", (extents.x, extents.y, extents.z)))
+        return self.cuLaunchKernel(
+            function, config.gridDimX, config.gridDimY, config.gridDimZ, config.blockDimX, config.blockDimY,
+            config.blockDimZ, config.sharedMemBytes, config.hStream, pointers, extra,
+        )  # fmt: skip
 
     def _multiply(self, pointers: int, constants: Any) -> None:
         half, n, length = _read(pointers, 2, "f"), _read(pointers, 3, "i"), _read(pointers, 4, "i")

@@ -146,3 +146,13 @@ CUresult cuLaunchKernel(CUfunction function, unsigned int gx, unsigned int gy, u
         fetch(arguments);
     return say("launch %s %u %u %u %u %u %u %u", name, gx, gy, gz, bx, by, bz, shared);
 }
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra)
+{
+    const CUlaunchAttribute *cluster = config->attrs;
+    if (config->numAttrs != 1 || cluster->id != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+        return CUDA_ERROR_INVALID_VALUE;
+    say("cluster %u %u %u", cluster->value.clusterDim.x, cluster->value.clusterDim.y, cluster->value.clusterDim.z);
+    return cuLaunchKernel(function, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX, config->blockDimY,
+                          config->blockDimZ, config->sharedMemBytes, config->hStream, arguments, extra);
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,6 +87,14 @@ def every_step(target: Target, n: str = "*<=1000~7") -> Plan:
     )  # fmt: skip
     buffers = (Buffer("marked", batch_extent(1)), Buffer("product", batch_extent(4 * LENGTH)))
     return _plan(problem, target, (multiply, finish), steps, buffers, {"x": 16})
+
+
+def in_clusters(target: Target, n: str = "*<=1000~7") -> Plan:
+    """`every_step`, its first launch in clusters of two blocks."""
+    plan = every_step(target, n)
+    multiply = plan.launches[0]
+    steps = tuple(dataclasses.replace(step, cluster=(2, 1, 1)) if step is multiply else step for step in plan.steps)
+    return dataclasses.replace(plan, steps=steps)
 
 
 def by_texture(target: Target, height: int = 12, width: int = 40) -> Plan:

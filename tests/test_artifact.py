@@ -197,7 +197,7 @@ def build_example(fake_driver: Path, tmp_path: Path) -> Callable[[Plan, bytes], 
 @pytest.mark.parametrize("command", _compilers(), ids=lambda command: Path(command[0]).name)
 def test_the_launcher_compiles_without_warnings(command: list[str], scale: Binary, tmp_path: Path) -> None:
     headers = header_directory()
-    for plan in (hand_plans.every_step(H200), hand_plans.by_texture(H200)):
+    for plan in (hand_plans.every_step(H200), hand_plans.by_texture(H200), hand_plans.in_clusters(H200)):
         for name, text in launcher_files(plan, scale.cubin).items():
             (tmp_path / name).write_text(text)
         source = tmp_path / f"{plan.name}_example.c"
@@ -227,6 +227,17 @@ def test_every_step_runs_in_order(scale: Binary, build_example: Callable[..., Ru
         "unload",
         "live allocations 0",
     ]
+
+
+def test_a_launch_in_clusters(scale: Binary, build_example: Callable[..., Runner], tmp_path: Path) -> None:
+    plan = hand_plans.in_clusters(H200)
+    log = tmp_path / "log"
+    done = build_example(plan, scale.cubin)("11", FAKE_CUDA_LOG=str(log))
+    assert done.stdout == "finish: 64 results checked, 0 wrong\n"
+    launches = [line for line in log.read_text().splitlines() if line.startswith(("launch", "cluster"))]
+    assert launches == ["cluster 2 1 1", "launch multiply 18 1 1 64 1 1 256", "launch finish 9 1 1 64 1 1 0"]
+    multiply, finish = write_artifacts(plan, hand_plans.SCALE_SOURCE, scale, tmp_path).manifest["kernels"]
+    assert (multiply["cluster"], finish["cluster"]) == ([2, 1, 1], [1, 1, 1])
 
 
 def test_an_empty_batch_launches_nothing(scale: Binary, build_example: Callable[..., Runner], tmp_path: Path) -> None:

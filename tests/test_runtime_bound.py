@@ -65,6 +65,18 @@ def test_the_short_way_puts_the_same_work_on_the_stream(gpu: Fake) -> None:
     assert len(done) == 5
 
 
+def test_both_ways_launch_clusters(gpu: Fake) -> None:
+    program = gpu.program(hand_plans.in_clusters(Target.preset("h200"), n="4"))
+    long = program.run({"x": _x(), "w": _w(3)})["y"]
+    done, gpu.driver.calls = gpu.driver.calls, []
+    short = _bound(program)((_x(), _w(3)))
+    np.testing.assert_array_equal(short.array, long.array)
+    launches = [call for call in gpu.driver.calls if call[0] in ("cluster", "launch")]
+    assert launches == [call for call in done if call[0] in ("cluster", "launch")]
+    assert launches[0] == ("cluster", (2, 1, 1))
+    assert [call[1] for call in launches[1:]] == ["multiply", "finish"]
+
+
 def test_every_call_reads_its_own_arrays(gpu: Fake) -> None:
     call = _bound(gpu.program(PLAN))
     for seed in range(5):

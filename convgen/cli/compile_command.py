@@ -122,11 +122,12 @@ def _text(plan: Plan, binary: Binary, artifact: Artifact, chosen: str) -> str:
 
 def _kernel_rows(kernel: KernelReport) -> list[tuple[str, str]]:
     r, o = kernel.resources, kernel.occupancy
-    grid, block = ("x".join(map(str, dims)) for dims in (kernel.grid, kernel.block))
+    grid, block, cluster = ("x".join(map(str, dims)) for dims in (kernel.grid, kernel.block, kernel.cluster))
+    clusters = f", clusters of {cluster} blocks" if cluster != "1x1x1" else ""
     memory = f"{kernel.shared_bytes} B shared, {r.constant} B constant, {r.stack} B stack"
     return [
         ("kernel", r.name),
-        ("launch", f"{grid} blocks of {block} threads"),
+        ("launch", f"{grid} blocks of {block} threads{clusters}"),
         ("uses", f"{r.registers} registers, {memory}"),
         ("spills", f"{r.spill_stores} B stored, {r.spill_loads} B loaded"),
         ("occupancy", f"{o.fraction:.0%}: {o.blocks_per_sm} blocks an SM, limited by {o.limiter}"),

@@ -19,7 +19,7 @@ from convgen.problem import Sizes
 from convgen.runtime.arrays import Library
 from convgen.runtime.cuda import CudaProgram
 from convgen.runtime.driver import adopt_context, driver, is_capturing
-from convgen.runtime.module import Arguments, Module, address_key, size_key
+from convgen.runtime.module import Arguments, Module, address_key, launch_call, size_key
 from convgen.runtime.prepared import PreparedWeights
 
 MAX_STREAMS = 64
@@ -164,9 +164,8 @@ class BoundCall:
             if index in skipped or self._size.does_nothing(index):
                 continue
             if isinstance(step, Launch):
-                function, pointers = module.functions[step.kernel.name], arguments.pointers[index]
-                taken = (function, *sizes, *step.block, step.shared_bytes, stream, pointers, 0)
-                work.append((cuda.cuLaunchKernel, taken, None, ()))
+                function = module.functions[step.kernel.name]
+                work.append((*launch_call(step, sizes, function, stream, arguments.pointers[index]), None, ()))
             elif isinstance(step, CopyToSymbol):
                 place, behind = address_key(step.source), (step.nbytes, stream)
                 work.append(

@@ -24,7 +24,7 @@ from convgen.problem import Sizes
 from convgen.render import render
 from convgen.runtime.arrays import Library, native, stream_handle, wrong_names
 from convgen.runtime.driver import ActiveContext, check, driver, is_capturing, relaxed_capture
-from convgen.runtime.module import Module, address_key, create_texture, load_module, size_key
+from convgen.runtime.module import Module, address_key, create_texture, launch_call, load_module, size_key
 from convgen.runtime.prepared import PreparedWeights
 from convgen.runtime.sized import Sized, sized
 from convgen.runtime.staging import Call, readable, writable
@@ -291,10 +291,9 @@ class CudaProgram:
                 if index in skip or size.does_nothing(index):
                     continue
                 if isinstance(step, Launch):
-                    x, y, z = size.steps[index]
                     function = module.functions[step.kernel.name]
-                    pointers = block.pointers[index]
-                    check(cuda.cuLaunchKernel(function, x, y, z, *step.block, step.shared_bytes, stream, pointers, 0))
+                    call_driver, taken = launch_call(step, size.steps[index], function, stream, block.pointers[index])
+                    check(call_driver(*taken))
                 elif isinstance(step, CopyToSymbol):
                     source = addresses[address_key(step.source)]
                     check(cuda.cuMemcpyDtoDAsync(module.symbols[step.symbol], source, step.nbytes, stream))

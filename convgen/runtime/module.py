@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from convgen.binding import TEXTURE_FORMATS, dynamic_shared, symbols, tensor_maps, textures
@@ -85,6 +85,27 @@ def size_key(size: str) -> str:
 def _scalar_bits(value: int | float, parameter: Param) -> int:
     form = {"float": "<f4x", "double": "<d"}.get(parameter.ctype, "<q")
     return int.from_bytes(struct.pack(form, value), "little")
+
+
+def launch_call(
+    launch: Launch, grid: Sequence[int], function: Any, stream: Any, pointers: int
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The driver call that puts a launch of `grid` blocks on a stream, and what it takes."""
+    cuda = driver()
+    if launch.cluster_blocks == 1:
+        return cuda.cuLaunchKernel, (function, *grid, *launch.block, launch.shared_bytes, stream, pointers, 0)
+    config = cuda.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+    config.sharedMemBytes = launch.shared_bytes
+    config.hStream = stream
+    cluster = cuda.CUlaunchAttribute()
+    cluster.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    extents = cluster.value.clusterDim
+    extents.x, extents.y, extents.z = launch.cluster
+    config.attrs = [cluster]
+    config.numAttrs = 1
+    return cuda.cuLaunchKernelEx, (config, function, pointers, 0)
 
 
 class Module:

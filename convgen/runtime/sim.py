@@ -192,6 +192,7 @@ class _Run:
             step.shared_bytes,
             [self._argument(arg) for arg in step.args],
             self.memory,
+            cluster=step.cluster,
             blocks=None if sample is None else sample.pick(grid),
             workers=self.workers,
             copies=self.copies,

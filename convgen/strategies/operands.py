@@ -15,10 +15,11 @@ def launch(
     grid: tuple[Extent, Extent, Extent],
     block: tuple[int, int, int],
     shared_bytes: int = 0,
+    cluster: tuple[int, int, int] = (1, 1, 1),
 ) -> Launch:
     """The launch of a kernel of that name which takes the operands in this order."""
     kernel = Kernel(name, tuple(param for param, _ in operands))
-    return Launch(kernel, grid, block, tuple(arg for _, arg in operands), shared_bytes)
+    return Launch(kernel, grid, block, tuple(arg for _, arg in operands), shared_bytes, cluster)
 
 
 def x(g: Gather) -> Operand:

@@ -42,6 +42,8 @@ COMMON_FLAGS = (
 KERNEL_FLAGS = ("-w", "-I", str(INCLUDE), "-include", "convgen_sim.h")
 FAST_FLAGS = ("-O2", "-g1")
 CHECK_FLAGS = ("-O1", "-g1", "-fsanitize=thread", "-DCONVGEN_SIM_CHECK")
+# All threads of a warpgroup come to one instruction, told by its address: it must not be copied onto several paths.
+FAMILY_FLAGS = {"gcc": ("-fno-thread-jumps",), "clang": ()}
 INSTRUMENTATION_FLAGS = {
     "gcc": ("--param", "tsan-instrument-func-entry-exit=0", "-fno-tree-vectorize"),
     # Masked and scattered vector accesses are not instrumented.
@@ -83,7 +85,9 @@ class Compiler:
         """Compile one C++ file to an object. Raises CompileError with the compiler's log, DeviceError for want of
         memory, space or a part of the compiler."""
         tuned = INSTRUMENTATION_FLAGS[self.family] if "-fsanitize=thread" in flags else ()
-        self._run("-x", "c++", *COMMON_FLAGS, *flags, *tuned, "-c", str(source), "-o", str(output))
+        self._run(
+            "-x", "c++", *COMMON_FLAGS, *FAMILY_FLAGS[self.family], *flags, *tuned, "-c", str(source), "-o", str(output)
+        )
 
     def link(self, objects: tuple[Path, ...], output: Path) -> None:
         """Link objects to a shared library. Raises as `compile` does."""
@@ -242,7 +246,7 @@ def _runtime_object(compiler: Compiler, folder: Path) -> bytes:
 
 def _key(compiler: Compiler, flags: tuple[str, ...], text: str) -> str:
     named = [flag for flag in (*COMMON_FLAGS, *flags) if flag != str(INCLUDE)]
-    named += [*INSTRUMENTATION_FLAGS[compiler.family], *LINK_FLAGS[compiler.family]]
+    named += [*FAMILY_FLAGS[compiler.family], *INSTRUMENTATION_FLAGS[compiler.family], *LINK_FLAGS[compiler.family]]
     return content_key("sim", *compiler.command, compiler.version, " ".join(named), _processor(), _own_sources(), text)
 
 

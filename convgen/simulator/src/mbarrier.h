@@ -42,7 +42,7 @@ static Mbarrier* find_mbarrier(Worker* w, Worker* owner, const Thread* t, uint64
 
 // Nobody touches an mbarrier's bytes but through it: they bear the stamp of an actor whom nobody knows.
 static void mark_mbarrier(Worker* w, uint64_t offset, uint64_t stamp) {
-    if (offset + 8 > w->launch->shared_bytes) return;
+    if (offset + 8 > kMaxSharedBytes) return;  // not the launch's: they are forgotten when another has begun
     for (uint32_t i = 0; i < 8; ++i) w->shadow()[offset + i] = ShadowCell{stamp, 0};
 }
 

@@ -199,7 +199,7 @@ static void issue_wgmma(Worker* w, Thread* first) {
     if (differ) break_rule(w, kIllegalWgmma, kOperandsDiffer, op->pc, 0);
     if (!fenced) break_rule(w, kIllegalWgmma, kNoWgmmaFence, op->pc, 0);
     const Clock* clock = common_clock(w, first);
-    const uint32_t agent = kWarpgroupAgents + warpgroup;
+    const uint32_t agent = kWarpgroupAgents + warpgroup * kWarp;
     if (!op->given.a) see_tile(w, clock, op->given.a_tile, kWgmmaM, op->given.a_transposed, *op, agent);
     see_tile(w, clock, op->given.b_tile, static_cast<uint32_t>(op->given.n), op->given.b_transposed, *op, agent);
 }
@@ -216,7 +216,7 @@ static void end_wgmmas(Worker* w, const Thread* first, uint32_t groups) {
     w->wgmmas[warpgroup] -= done;
     memmove(ops, ops + done, w->wgmmas[warpgroup] * sizeof(Wgmma));
     for (uint32_t i = first->linear; i < first->linear + kWarpgroup; ++i) {
-        uint32_t* known = &w->clock_of(i)[w->rank].known[kWarpgroupAgents + warpgroup];
+        uint32_t* known = &w->clock_of(i)[w->rank].known[kWarpgroupAgents + warpgroup * kWarp];
         if (*known < time) *known = time;
         if (!groups) w->thread[i].wgmma_fenced = false;
     }

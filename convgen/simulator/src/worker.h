@@ -43,9 +43,10 @@ constexpr uint32_t kWarpgroup = 128;
 constexpr uint32_t kMaxCopies = 1024, kMaxWgmmas = 256;
 constexpr uint32_t kMbarriers = 64, kNamedBarriers = 16, kWarpgroups = kMaxThreads / kWarpgroup;
 constexpr uint32_t kMbarrierAgents = kMaxThreads;                    // writes of copies that complete on an mbarrier
-constexpr uint32_t kWarpgroupAgents = kMbarrierAgents + kMbarriers;  // reads of a warpgroup's wgmma
+constexpr uint32_t kWarpgroupAgents = kMbarrierAgents + kMbarriers;  // reads of a warpgroup's wgmma: every 32nd,
+                                                                     // since readers of 32 actors share one time
 constexpr uint32_t kOpaqueActor = kWarpgroupAgents + 31;             // holds an mbarrier: nobody may touch it otherwise
-constexpr uint32_t kStoreAgents = kWarpgroupAgents + 32;             // reads of the bulk stores of a warp
+constexpr uint32_t kStoreAgents = kWarpgroupAgents + kWarpgroups * kWarp;  // reads of the bulk stores of a warp
 constexpr uint32_t kActors = kStoreAgents + kMaxThreads / kWarp;
 
 // Of the actors of one block: times up to which their accesses are known to be done, and those whose generic writes the

@@ -1,0 +1,61 @@
+"""The cost model of `wgmma_implicit_gemm`: the busiest multiprocessor's tiles, one after the other."""
+
+from __future__ import annotations
+
+import math
+
+from convgen.problem import Conv
+from convgen.strategies.cost_model import LAUNCH_SECONDS
+from convgen.strategies.wgmma_tiling import Tiling
+from convgen.target import Target
+
+COLUMNS_PER_CYCLE = 2.45
+"""Of a wgmma's 64 rows and 32 bytes of terms."""
+LEAST_WGMMA = 33
+"""Cycles of a wgmma, however narrow: its 64 rows come from shared memory."""
+ALONE = 44
+"""Cycles of a tap in which nothing is multiplied where one warpgroup multiplies."""
+LATENCY = 950
+"""Cycles from a call for a tile to its arrival."""
+START = 420
+"""Cycles until the first tile has come, and from the last sum to its result in memory."""
+TILE = 640
+"""Cycles of a tile's results beside those that follow."""
+RESULT = 5.6
+"""Cycles a result of a thread."""
+TURN = 300
+"""Cycles from the last product that a warpgroup gives to the next one's first, where they take turns in order."""
+BYTES_PER_CYCLE = 70
+"""From L2 to each multiprocessor by TMA."""
+CALL = 35
+"""Cycles of a call for a box."""
+
+
+def seconds(problem: Conv, t: Tiling, target: Target) -> float:
+    """Predicted seconds of both kernels."""
+    c, batch = t.c, t.g.batch_size
+    turns = math.ceil(t.tiles(batch) / t.blocks(batch, target))
+    slots = c.consumers // c.sharing
+    # Power, not the clock, sets the rate of long products.
+    slowed = target.peak.of(problem.dtype.value) / target.attainable.of(problem.dtype.value)
+    wgmma = max(t.c.block_n / COLUMNS_PER_CYCLE, LEAST_WGMMA) * t.shared_groups * t.k_steps * c.subtiles
+    step = wgmma * slowed + ALONE * (c.consumers == 1)
+    x_tiles = 1 if t.is_halo else t.taps
+    boxes = {"square": c.subtiles, "line": c.subtiles, "rows": t.most_rows, "im2col": 1}[c.patches]
+    loaded = x_tiles * t.x_bytes + (0 if t.resident else t.taps * t.w_bytes)
+    loads = max(loaded / BYTES_PER_CYCLE, x_tiles * boxes * CALL)
+    # One stage is multiplied, the others are on their way.
+    waits = LATENCY * max(x_tiles / max(c.x_stages - 1, 0.5), 0 if t.resident else t.taps / max(c.w_stages - 1, 0.5))
+    panel = math.hypot(t.taps * step, waits, loads)
+    results = TILE + RESULT * t.sums
+    products = t.panels_of_part * panel + (TURN if t.ordered else 0)
+    tile = max(products, (products + results) / slots) if slots > 1 else products + results
+    cycles = START + turns * tile + (results if slots > 1 else 0)
+    if t.resident:
+        cycles += t.w_tiles * t.w_bytes / BYTES_PER_CYCLE
+    partial = 4 * c.split_k * t.g.y.size if c.split_k > 1 else 0
+    dram = (problem.bytes + partial) / target.attainable.bandwidth
+    total = math.hypot(cycles / target.clock_hz, dram) + LAUNCH_SECONDS
+    if partial:
+        total += LAUNCH_SECONDS + 2 * partial / target.attainable.bandwidth
+    return total

@@ -1,0 +1,469 @@
+"""Implicit GEMM on Hopper: tiles brought by the copy engine (TMA), multiplied by warpgroups where they lie (wgmma).
+
+Where `implicit_gemm` copies every pixel once a tap into its tiles, here the halo of a tile of results is loaded once
+and each tap's operand is the same pixels from another line on. Blocks stay on their multiprocessor and work on tile
+after tile: one warpgroup calls for what comes next while the others multiply and store.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from convgen.errors import ConfigError, UsageError
+from convgen.gather import Gather, gather
+from convgen.plan import Launch, Numerics, Param, Placement, Plan, TensorArg, TensorMapArg, batch_extent
+from convgen.problem import Accuracy, Conv, Direction, DType, PadMode
+from convgen.space import Space
+from convgen.strategies import common, descent, operands, partial_sums, rules, wgmma_cost
+from convgen.strategies import wgmma_tiling as tiling
+from convgen.strategies.operands import Operand
+from convgen.strategies.wgmma_tiling import Tiling, WgmmaConfig
+from convgen.target import Target
+from convgen.tensor_map import Im2colMap, Swizzle, TensorMap
+
+MAX_COUNT = 1 << 30
+"""Positions and tiles that kernels count to."""
+MAX_SPLITS = 64
+MAX_PARTIAL_BYTES = 1 << 30
+ALIGNMENT = 16
+"""Bytes that strides of TMA's tensors are multiples of."""
+
+_TYPES = (DType.FP16, DType.BF16, *common.INTEGER_DTYPES)
+
+
+class WgmmaImplicitGemm:
+    """See the module's text."""
+
+    solves = Conv
+    name = "wgmma_implicit_gemm"
+    template = "conv/wgmma_implicit_gemm.cu.j2"
+    summary = "Hopper's tensor cores (wgmma) on halo tiles that its copy engine (TMA) brings"
+    calibrated = True
+
+    def why_not(self, problem: Conv, target: Target) -> str | None:
+        if target.compute_capability != (9, 0) or not target.arch.endswith("a"):
+            return f"wgmma and TMA are those of sm_90a, the target is {target.arch}"
+        if problem.dtype not in _TYPES:
+            names = ", ".join(dtype.value for dtype in _TYPES)
+            return f"dtype={problem.dtype.value} has no kernel on wgmma yet; {names} have"
+        reason = common.not_covered(problem, integers=True) or _not_expressible(problem)
+        if reason is not None:
+            return reason
+        try:
+            self.check(problem, self._legal_start(problem, target), target)
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    def space(self, problem: Conv, target: Target) -> Space:
+        g = gather(problem)
+        t = Tiling(g, _start(problem, "im2col"))
+        return Space(
+            WgmmaConfig,
+            {
+                "patches": tuple(p for p in tiling.PATCHES if _applies(g, p) is None),
+                "tiles": (1, 2, 3, 4),
+                "block_n": _widths(g, t),
+                "consumers": (1, 2, 3, 4),
+                "sharing": (1, 2, 3, 4),
+                "x_stages": (2, 3, 4, 6, 8),
+                "w_stages": tuple(sorted({2, 3, 4, 5, 6, 8, *([t.w_tiles] if t.w_tiles <= 64 else [])})),
+                "slabs": (1, 2),
+                "split_k": tuple(s for s in (1, 2, 4, 8, 16) if s <= t.chunks * math.prod(a.taps for a in t.depth)),
+            },
+        )  # fmt: skip
+
+    def check(self, problem: Conv, config: WgmmaConfig, target: Target) -> None:
+        g = gather(problem)
+        c = config
+        rules.one_of(c, "patches", tiling.PATCHES)
+        rules.at_least_one(c)
+        reason = _applies(g, c.patches)
+        if reason is not None:
+            raise ConfigError(f"patches={c.patches}: {reason}")
+        if c.consumers not in tiling.REGISTERS:
+            raise ConfigError(f"consumers={c.consumers}: expected 1 to {max(tiling.REGISTERS)}, "
+                              "which with the one that loads make up a block")  # fmt: skip
+        if c.consumers % c.sharing:
+            raise ConfigError(f"sharing={c.sharing}: expected a divisor of consumers={c.consumers}")
+        t = Tiling(g, c)
+        self._check_channels(g, t)
+        if c.patches == "im2col" and c.block_m > tiling.MAX_BOX:
+            raise ConfigError(f"a tile of {c.block_m} positions: patches=im2col loads at most {tiling.MAX_BOX} at once")
+        if c.w_stages > t.w_tiles:
+            raise ConfigError(f"w_stages={c.w_stages}: there are {t.w_tiles} tiles of w, which then stay")
+        if c.w_stages == 1 and not t.resident:
+            raise ConfigError(f"w_stages=1: expected at least 2 of the {t.w_tiles} tiles of w, one is filled while "
+                              "another is multiplied")  # fmt: skip
+        if t.resident and c.split_k > 1:
+            raise ConfigError(
+                f"w_stages={c.w_stages}: all tiles of w stay, which those of split_k={c.split_k} parts do not"
+            )
+        if c.x_stages < 2 and t.panels * (1 if t.is_halo else t.taps) > 1:
+            raise ConfigError("x_stages=1: expected at least 2, one is filled while another is multiplied")
+        if t.mbarriers > tiling.MAX_MBARRIERS:
+            raise ConfigError(f"{t.mbarriers} mbarriers of {c.x_stages} x_stages and {c.w_stages} w_stages: expected "
+                              f"at most {tiling.MAX_MBARRIERS}")  # fmt: skip
+        registers = t.sums + tiling.OTHER_REGISTERS
+        limit = tiling.REGISTERS[c.consumers][1]
+        if registers > limit:
+            raise ConfigError(f"{t.sums} sums of a thread and what goes with them take about {registers} registers, "
+                              f"with {c.consumers} consumers a thread has {limit}")  # fmt: skip
+        launched = tiling.LAUNCHED_REGISTERS[c.consumers]
+        if c.block_n // 2 + tiling.INSTRUCTION_REGISTERS > launched:
+            most = launched - tiling.INSTRUCTION_REGISTERS
+            raise ConfigError(f"block_n={c.block_n}: one wgmma names {c.block_n // 2} sums, and of the {launched} "
+                              f"registers that threads start with at most {most}")  # fmt: skip
+        if c.slabs > (c.tiles if t.mapped else 1):
+            raise ConfigError(f"slabs={c.slabs}: expected at most {c.tiles if t.mapped else 1}, a slab for each 64 "
+                              "positions whose results TMA writes")  # fmt: skip
+        self._check_numerics(problem, t)
+        self._check_parts(problem, t)
+        rules.shared_fits("stages and results take", t.shared_bytes, target)
+        positions = t.units * (problem.max_batch or g.batch_size) * t.c.block_m // t.units_of_block
+        if positions * t.channel_tiles * c.split_k > MAX_COUNT * tiling.ROWS or positions > MAX_COUNT:
+            raise ConfigError(
+                f"{positions} positions in {t.channel_tiles} tiles of channels: kernels count up to {MAX_COUNT}"
+            )
+
+    def _check_channels(self, g: Gather, t: Tiling) -> None:
+        c = t.c
+        if c.block_n % 8 or c.block_n > tiling.MAX_BOX:
+            raise ConfigError(f"block_n={c.block_n}: expected a multiple of 8 up to 256, as wgmma makes")
+        if t.w_rows > tiling.MAX_BOX:
+            raise ConfigError(
+                f"block_n={c.block_n} of {t.shared_groups} groups: TMA brings at most {tiling.MAX_BOX} rows"
+            )
+        if t.shared_groups > 1 and c.block_n != g.m:
+            raise ConfigError(f"block_n={c.block_n}: {t.shared_groups} groups share a line, so expected all {g.m} "
+                              "channels of each")  # fmt: skip
+
+    def _check_numerics(self, problem: Conv, t: Tiling) -> None:
+        length = t.q * t.g.taps
+        rate = t.mma_steps * tiling.EPS_ACC
+        strict = problem.accuracy is not Accuracy.FAST and not problem.dtype.is_integer
+        if strict and rate > length * 2.0**-24:
+            raise ConfigError(
+                f"accuracy=strict: tensor cores may err by {rate:.2e} of |x| * |w|, the direct kernel's sum of "
+                f"{length} terms by {length * 2.0**-24:.2e}; accuracy=fast admits it"
+            )
+
+    def _check_parts(self, problem: Conv, t: Tiling) -> None:
+        split = t.c.split_k
+        if split == 1:
+            return
+        if split > MAX_SPLITS:
+            raise ConfigError(f"split_k={split}: at most {MAX_SPLITS}, every part is written and read once more")
+        if t.panels_of_part * (split - 1) >= t.panels:
+            raise ConfigError(f"split_k={split}: {t.panels} panels leave a part with none")
+        partial = 4 * split * common.most_results(problem, t.g)
+        if partial > MAX_PARTIAL_BYTES:
+            raise ConfigError(f"split_k={split}: partial results of {partial} bytes, more than {MAX_PARTIAL_BYTES}")
+
+    def default(self, problem: Conv, target: Target) -> WgmmaConfig:
+        settled: WgmmaConfig = descent.settled(self, problem, target, self._legal_start(problem, target))
+        return settled
+
+    def _legal_start(self, problem: Conv, target: Target) -> WgmmaConfig:
+        """A plain config: the first that is legal; the last of them is legal wherever any is."""
+        for patches in tiling.PATCHES:
+            start = _start(problem, patches)
+            try:
+                self.check(problem, start, target)
+            except ConfigError:
+                continue
+            return start
+        return start
+
+    def cost(self, problem: Conv, config: WgmmaConfig, target: Target) -> float:
+        return wgmma_cost.seconds(problem, Tiling(gather(problem), config), target)
+
+    def lower(self, problem: Conv, config: WgmmaConfig, target: Target) -> Plan:
+        g = gather(problem)
+        c = config
+        t = Tiling(g, c)
+        split = c.split_k > 1
+        stored = (partial_sums.stored(g),) if split else (*operands.epilogue(problem), operands.y(g))
+        mapped = (_x_map(t), _w_map(t), *((_y_map(t),) if t.mapped else ()))
+        taken = (*mapped, *stored, *operands.runtime_batch(g))
+        grid = (t.blocks(g.batch_size if g.batch is not None else problem.max_batch or g.batch_size, target), 1, 1)
+        name = common.kernel_name(problem, self.name, c)
+        product = operands.launch(name, taken, grid, (c.threads, 1, 1), t.shared_bytes)
+        reduce = partial_sums.reduce(problem, g, self.name, c)
+        launches = (product, reduce) if split else (product,)
+        return Plan(
+            problem, self.name, c, target,
+            template=self.template,
+            constants=_constants(problem, t, product) | partial_sums.constants(g, reduce, c.split_k),
+            kernels=tuple(launch.kernel for launch in launches),
+            steps=launches,
+            workspace=partial_sums.workspace(g, c.split_k),
+            alignment=_alignment(t),
+            placements=_placements(t),
+            numerics=_numerics(problem, t),
+            name=name,
+        )  # fmt: skip
+
+
+# --- what TMA and wgmma can express -------------------------------------------------------------------
+
+
+def _not_expressible(problem: Conv) -> str | None:
+    if problem.direction is not Direction.FPROP or problem.transposed:
+        return f"{problem.op} {problem.direction.value} has no kernel on wgmma yet; implicit_gemm covers it"
+    g = gather(problem)
+    if g.is_empty or not g.has_terms or g.x.size == 0:
+        return "there is nothing to multiply; direct writes what is left"
+    if g.pad_mode is not PadMode.ZEROS:
+        return f"pad_mode={g.pad_mode.value}: TMA fills what lies outside x with zeros"
+    dense = g.x_q == 1 and g.w_q == 1 and g.y_m == 1
+    if not dense:
+        return f"layout={problem.layout.text(problem.nd)}: TMA and wgmma take channels as neighbours, so channels-last"
+    item = g.x.dtype.itemsize
+    if problem.c * item % ALIGNMENT or g.q_size * item % ALIGNMENT:
+        group = f" (of a group {g.q_size})" if g.groups > 1 else ""
+        return (f"a pixel's {problem.c} channels{group} are no multiple of {ALIGNMENT} bytes, as TMA's strides are; "
+                "implicit_gemm covers it")  # fmt: skip
+    if g.groups > 1:
+        return _groups_not_expressible(g)
+    return None
+
+
+def _groups_not_expressible(g: Gather) -> str | None:
+    nbytes = g.q_size * g.x.dtype.itemsize
+    if nbytes % tiling.LINE_BYTES and (nbytes > tiling.LINE_BYTES or nbytes % tiling.STEP_BYTES):
+        return (f"a group's {g.q_size} channels are no whole lines of {tiling.LINE_BYTES} bytes and no part of one in "
+                f"steps of {tiling.STEP_BYTES}: the next group's would be multiplied by zeros; implicit_gemm covers "
+                "it")  # fmt: skip
+    t = Tiling(g, WgmmaConfig("im2col", 1, 8, 1, 1, 2, 2, 1, 1))
+    if t.shared_groups > 1 and g.m % 8:
+        return (f"{t.shared_groups} groups share a line of {tiling.LINE_BYTES} bytes, and wgmma makes channels by "
+                f"eight, not the {g.m} of each; implicit_gemm covers it")  # fmt: skip
+    return None
+
+
+def _applies(g: Gather, patches: str) -> str | None:
+    """Why pixels cannot come that way; None if they can."""
+    t = Tiling(g, WgmmaConfig(patches, 1, 8, 1, 1, 2, 2, 1, 1))
+    if patches == "im2col":
+        try:
+            _im2col_map(t)
+        except UsageError as error:
+            return str(error)
+        reach = 1 << 16 // len(g.axes)
+        for a in g.axes:
+            if (a.taps - 1) * a.spread >= reach:
+                reached = (a.taps - 1) * a.spread
+                return f"the filter reaches {reached} pixels along {a.name}, im2col copies less than {reach}"
+        return None
+    if any(a.step > 1 for a in t.inner):
+        return "results of a stride lie in no halo of neighbours; im2col steps over pixels"
+    if t.taps == 1:
+        return "a filter of one tap has no halo; im2col copies the same pixels"
+    if patches == "square" and len(t.inner) < 2:
+        return "expected two axes; line is that of one"
+    width = t.pitch[-1] if patches == "rows" else t.box[-1]
+    if width > tiling.MAX_BOX:
+        return f"rows of {width} pixels, TMA copies at most {tiling.MAX_BOX}"
+    return None
+
+
+def _widths(g: Gather, t: Tiling) -> tuple[int, ...]:
+    """Channels of a tile that are worth trying."""
+    if t.shared_groups > 1:
+        return (g.m,)
+    whole = -(-g.m // 8) * 8
+    usual = [n for n in (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256) if n < whole]
+    return tuple(sorted({*usual, *([whole] if whole <= tiling.MAX_BOX else [])}))
+
+
+def _start(problem: Conv, patches: str) -> WgmmaConfig:
+    g = gather(problem)
+    t = Tiling(g, WgmmaConfig(patches, 1, 8, 1, 1, 2, 2, 1, 1))
+    width = g.m if t.shared_groups > 1 else min(-(-g.m // 8) * 8, 64)
+    return WgmmaConfig(patches, 1, width, 1, 1, 2, min(2, t.w_tiles), 1, 1)
+
+
+# --- tensor maps --------------------------------------------------------------------------------------
+
+
+def _x_map(t: Tiling) -> Operand:
+    g = t.g
+    found = _im2col_map(t) if t.c.patches == "im2col" else _halo_map(t)
+    arg = TensorMapArg(TensorArg(g.x.name), found, outermost=batch_extent(1) if g.batch is None else None)
+    return Param("x", "const __grid_constant__ TensorMap"), arg
+
+
+def _x_tensor(g: Gather) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Extents and strides in bytes of x, the channels innermost."""
+    item = g.x.dtype.itemsize
+    axes = tuple(reversed(g.axes))
+    extents = (g.groups * g.q_size, *(a.source for a in axes), g.batch_size)
+    return extents, (*(a.x_stride * item for a in axes), g.x_batch * item)
+
+
+def _halo_map(t: Tiling) -> TensorMap:
+    extents, strides = _x_tensor(t.g)
+    inner = (t.pitch[-1], 1)[: len(t.inner)] if t.c.patches == "rows" else tuple(reversed(t.box))
+    box = (t.line, *inner, *(1 for _ in t.depth), 1)
+    return TensorMap(t.g.x.dtype, extents, strides, box, swizzle=Swizzle.B128)
+
+
+def _im2col_map(t: Tiling) -> Im2colMap:
+    extents, strides = _x_tensor(t.g)
+    axes = tuple(reversed(t.g.axes))
+    return Im2colMap(
+        t.g.x.dtype, extents, strides,
+        lower=tuple(-a.pad_lo for a in axes),
+        upper=tuple(a.pad_hi - (a.taps - 1) * a.spread for a in axes),
+        channels=t.line,
+        pixels=t.c.block_m,
+        element_strides=tuple(a.step for a in axes),
+        swizzle=Swizzle.B128,
+    )  # fmt: skip
+
+
+def _w_map(t: Tiling) -> Operand:
+    g = t.g
+    item = g.w.dtype.itemsize
+    extents = (g.q_size, g.taps, g.groups * g.m)
+    strides = (g.q_size * item, g.w_m * item)
+    found = TensorMap(g.w.dtype, extents, strides, (t.w_line, 1, t.w_rows), swizzle=t.w_swizzle)
+    return Param("w", "const __grid_constant__ TensorMap"), TensorMapArg(TensorArg(g.w.name), found)
+
+
+def _y_map(t: Tiling) -> Operand:
+    """Of y, as the subtiles of a tile lie in it."""
+    g = t.g
+    item = g.y.dtype.itemsize
+    channels = g.groups * g.m
+    if t.c.patches == "im2col":
+        extents: tuple[int, ...] = (channels, g.batch_size * g.out)
+        strides: tuple[int, ...] = (channels * item,)
+        box: tuple[int, ...] = (t.y_line, tiling.ROWS)
+        outermost = batch_extent(g.out)
+    else:
+        axes = tuple(reversed(g.axes))
+        extents = (channels, *(a.out for a in axes), g.batch_size)
+        strides = (*(a.y_stride * item for a in axes), g.y_batch * item)
+        box = (t.y_line, *reversed(t.square), *(1 for _ in t.depth), 1)
+        outermost = batch_extent(1)
+    found = TensorMap(g.y.dtype, extents, strides, box, swizzle=t.y_swizzle)
+    arg = TensorMapArg(TensorArg(g.y.name), found, outermost if g.batch is None else None, is_written=True)
+    return Param("y_map", "const __grid_constant__ TensorMap"), arg
+
+
+# --- what the template is told ------------------------------------------------------------------------
+
+
+_SHARED_CONSTANTS = (
+    *(
+        "problem",
+        "direction",
+        "x_name",
+        "w_name",
+        "y_name",
+        "type_headers",
+        "in_t",
+        "out_t",
+        "batch",
+        "groups",
+        "m",
+        "q",
+    ),
+    *("axes", "y_batch", "epilogue", "epilogue_params", "activation", "slope", "accumulate", "value_t"),
+)
+
+
+def _constants(problem: Conv, t: Tiling, product: Launch) -> dict[str, Any]:
+    g, c = t.g, t.c
+    shared = common.gather_constants(problem, g)
+    return {name: shared[name] for name in _SHARED_CONSTANTS} | {
+        "config": str(c),
+        "kernel": product.kernel.name,
+        "params": product.kernel.params,
+        "numerics": _numerics_text(problem, c),
+        "offset_t": "long long" if g.wide or 4 * c.split_k * common.most_results(problem, g) > MAX_COUNT else "int",
+        "wgmma_type": tiling.wgmma_type(problem.dtype),
+        "wgmma_extents": [c.block_n],
+        "patches": c.patches,
+        "tiles": c.tiles,
+        "block_n": c.block_n,
+        "consumers": c.consumers,
+        "sharing": c.sharing,
+        "x_stages": c.x_stages,
+        "w_stages": c.w_stages,
+        "threads": c.threads,
+        "subtiles": c.subtiles,
+        "shared_groups": t.shared_groups,
+        "line": t.line,
+        "step": tiling.STEP_BYTES // t.item,
+        "k_steps": t.k_steps,
+        "taps": t.taps,
+        "panels": t.panels,
+        "panels_of_part": t.panels_of_part,
+        "chunks": t.chunks,
+        "resident": t.resident,
+        "ordered": t.ordered,
+        "units": t.units,
+        "square": t.square,
+        "pitch": t.pitch,
+        "span": t.span,
+        "group_lines": t.box[-1] if c.patches == "square" else tiling.SQUARE,
+        "row_lines": t.pitch[-1] if c.patches == "rows" else t.box[-1],
+        "x_bytes": t.x_bytes,
+        "w_bytes": t.w_bytes,
+        "w_rows": t.w_rows,
+        "w_line_bytes": t.w_line * t.item,
+        "subtile_bytes": t.subtile_lines * tiling.LINE_BYTES,
+        "w_at": t.w_at,
+        "staging_at": t.staging_at,
+        "barriers_at": t.barriers_at,
+        "staged": t.staged,
+        "mapped": t.mapped,
+        "slabs": c.slabs,
+        "slab_bytes": t.slab_bytes,
+        "y_line": t.y_line,
+        "y_swizzle": t.y_swizzle.value,
+        "reads_y": problem.accumulate or "residual" in problem.epilogue.operands,
+        "pairs": g.m % 2 == 0,
+        "registers": tiling.REGISTERS[c.consumers],
+    }
+
+
+def _numerics(problem: Conv, t: Tiling) -> Numerics:
+    return common.EXACT if problem.dtype.is_integer else Numerics(steps=t.mma_steps, eps_acc=tiling.EPS_ACC)
+
+
+def _numerics_text(problem: Conv, c: WgmmaConfig) -> str:
+    if problem.dtype.is_integer:
+        stored = "" if problem.out_dtype is DType.INT32 else ", rounded to fp32 before what follows"
+        return f"exact: products and sums in int32, which wrap past 2^31{stored}."
+    parts = " The parts are added in order, in fp32." if c.split_k > 1 else ""
+    return f"exact products, sums in fp32 as tensor cores cut them, in the order of the terms.{parts}"
+
+
+def _alignment(t: Tiling) -> dict[str, int]:
+    if t.staged:
+        return {t.g.y.name: ALIGNMENT}
+    return {t.g.y.name: 2 * t.g.y.dtype.itemsize} if t.g.m % 2 == 0 and t.c.split_k == 1 else {}
+
+
+def _placements(t: Tiling) -> tuple[Placement, ...]:
+    g, c = t.g, t.c
+    x_why = "the halo of a tile of results, once for all its taps" if t.is_halo else "the pixels that a tap meets"
+    w_why = "all of a block's channels, loaded once" if t.resident else "a tap at a time, for the channels of a tile"
+    return (
+        Placement(g.x.name, "shared", c.x_stages * t.x_bytes, f"{c.x_stages} stages: {x_why}"),
+        Placement(g.w.name, "shared", c.w_stages * t.w_bytes, f"{c.w_stages} tiles: {w_why}"),
+        Placement(
+            "sums",
+            "registers",
+            4 * t.sums,
+            f"{'int32' if g.x.dtype.is_integer else 'fp32'}, in a warpgroup's wgmma fragments",
+        ),
+    )
+
+
+STRATEGY = WgmmaImplicitGemm()

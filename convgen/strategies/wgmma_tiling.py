@@ -1,0 +1,358 @@
+"""The sizes of an implicit GEMM on Hopper: what follows from a problem and a config of `wgmma_implicit_gemm`.
+
+A line of shared memory holds 128 bytes of the channels of a pixel; a wgmma takes 64 lines as rows of its operand, eight
+neighbours and then every group of eight the same distance on. So the results of one wgmma are a square of 8 x 8, a line
+of 64, or 64 positions in a row, and the lines of a filter's tap are those of the first one moved by a constant.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from convgen.gather import Axis, Gather
+from convgen.plan import Extent, batch_extent
+from convgen.problem import DType
+from convgen.space import Config
+from convgen.target import Target
+from convgen.tensor_map import Swizzle
+
+LINE_BYTES = 128
+"""Of a pixel in shared memory, the longest swizzle."""
+STEP_BYTES = 32
+"""Of the summed index that one wgmma takes."""
+ROWS = 64
+"""Results along the positions that one wgmma makes."""
+SQUARE = 8
+WARPGROUP = 128
+SHARED_ALIGNMENT = 128
+MAX_BOX = 256
+REGISTERS = {1: (255, 255), 2: (40, 232), 3: (32, 160), 4: (24, 112)}
+"""Of a thread that loads and of one that multiplies, by the number of warpgroups that multiply."""
+LAUNCHED_REGISTERS = {1: 255, 2: 168, 3: 128, 4: 96}
+"""Of a thread when the kernel starts: what the operands of one instruction are limited by."""
+INSTRUCTION_REGISTERS = 26
+"""That a wgmma needs beside its sums."""
+OTHER_REGISTERS = 44
+"""That a consumer needs beside its sums."""
+MAX_MBARRIERS = 64
+"""That the simulator keeps an eye on."""
+EPS_ACC = 2.0**-22
+"""Of a tensor core's step: sums are cut, not rounded."""
+
+PATCHES = ("square", "line", "rows", "im2col")
+
+
+@dataclass(frozen=True)
+class WgmmaConfig(Config):
+    """How the product is tiled, and how its operands come."""
+
+    patches: str
+    """How pixels come: "square" and "line", the halo of each 8 x 8 or 1 x 64 results; "rows", that of results in a row
+    over the ends of rows and images; "im2col", for every tap those it meets."""
+    tiles: int
+    """Times 64 positions: those of a warpgroup."""
+    block_n: int
+    """Result channels of a block's tile; of every group that shares a line."""
+    consumers: int
+    """Warpgroups that multiply."""
+    sharing: int
+    """Of them, those that work on one tile: all (cooperative), or fewer, which take turns (ping-pong)."""
+    x_stages: int
+    w_stages: int
+    """Tiles of either operand in shared memory. As many w_stages as there are tiles of w: they stay."""
+    slabs: int
+    """Of a warpgroup, for 64 positions' results each on their way from shared memory to y."""
+    split_k: int
+    """Parts of the sum that run in parallel, added in a fixed order by a second kernel."""
+
+    @property
+    def threads(self) -> int:
+        return WARPGROUP * (self.consumers + 1)
+
+    @property
+    def subtiles(self) -> int:
+        """Times 64 positions: those of a block's tile."""
+        return self.sharing * self.tiles
+
+    @property
+    def block_m(self) -> int:
+        """Positions of a block's tile."""
+        return ROWS * self.subtiles
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A gather (fprop, channels-last) and a config."""
+
+    g: Gather
+    c: WgmmaConfig
+
+    # --- axes and channels ---------------------------------------------------------------------------
+
+    @property
+    def inner(self) -> tuple[Axis, ...]:
+        """The axes whose taps lie in one halo: the last two."""
+        return self.g.axes[-2:]
+
+    @property
+    def depth(self) -> tuple[Axis, ...]:
+        """The axes before them, whose taps are loaded apart."""
+        return self.g.axes[:-2]
+
+    @property
+    def is_halo(self) -> bool:
+        """Whether the inner taps are shifts within one tile of x."""
+        return self.c.patches != "im2col"
+
+    @property
+    def item(self) -> int:
+        return self.g.x.dtype.itemsize
+
+    @property
+    def q(self) -> int:
+        return self.g.q_size
+
+    @property
+    def line(self) -> int:
+        """Elements of a line of x."""
+        return LINE_BYTES // self.item
+
+    @functools.cached_property
+    def shared_groups(self) -> int:
+        """Groups whose channels lie in one line of x."""
+        if self.g.groups == 1 or self.q == 0 or self.line % self.q:
+            return 1
+        return math.gcd(self.line // self.q, self.g.groups)
+
+    @property
+    def w_line(self) -> int:
+        """Elements of a line of w: a group's part of the line."""
+        return self.q if self.shared_groups > 1 else self.line
+
+    @property
+    def w_swizzle(self) -> Swizzle:
+        return Swizzle(self.w_line * self.item)
+
+    @property
+    def chunks(self) -> int:
+        """Lines that the channels of a group fill."""
+        return -(-self.q // self.line)
+
+    @property
+    def k_steps(self) -> int:
+        """wgmma of a tap and a line, for each group of it."""
+        return -(-min(self.q * self.item, LINE_BYTES) // STEP_BYTES)
+
+    # --- sums ----------------------------------------------------------------------------------------
+
+    @property
+    def taps(self) -> int:
+        """Taps of a panel: those that one tile of x serves, or over which its tiles go."""
+        axes = self.inner if self.is_halo else self.g.axes
+        return math.prod(axis.taps for axis in axes)
+
+    @property
+    def panels(self) -> int:
+        """Runs over the taps: one a line of channels and tap along the depth."""
+        return self.chunks * self.g.taps // self.taps
+
+    @property
+    def panels_of_part(self) -> int:
+        return -(-self.panels // self.c.split_k)
+
+    @property
+    def w_tiles(self) -> int:
+        """Tiles of w of a tile of results."""
+        return self.panels * self.taps
+
+    @property
+    def resident(self) -> bool:
+        """Whether the tiles of w stay in shared memory."""
+        return self.c.w_stages == self.w_tiles
+
+    # --- positions -----------------------------------------------------------------------------------
+
+    @property
+    def square(self) -> tuple[int, ...]:
+        """The results of a subtile along each inner axis."""
+        if self.c.patches == "square":
+            return (SQUARE, SQUARE)
+        return (1,) * (len(self.inner) - 1) + (ROWS,)
+
+    @property
+    def box(self) -> tuple[int, ...]:
+        """The pixels of a subtile's halo along each inner axis."""
+        return tuple(axis.span(extent) for axis, extent in zip(self.inner, self.square, strict=True))
+
+    @property
+    def pitch(self) -> tuple[int, ...]:
+        """Positions in a row along each inner axis, from a line to the next: zeros at an end serve both sides."""
+        return tuple(max(a.out, a.source + max(a.pad_lo, a.pad_hi)) for a in self.inner)
+
+    @property
+    def span(self) -> int:
+        """Lines from a position to that of its last tap."""
+        *rows, last = self.inner
+        reach = (last.taps - 1) * last.spread
+        return reach + sum((a.taps - 1) * a.spread for a in rows) * self.pitch[-1]
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of x that a block's positions meet."""
+        return (self.pitch[-1] - 1 + self.c.block_m - 1 + self.span) // self.pitch[-1] + 1
+
+    @property
+    def planes(self) -> int:
+        """Two-dimensional results of one batch element."""
+        return math.prod(axis.out for axis in self.depth)
+
+    @property
+    def units(self) -> int:
+        """What a batch element is counted in: subtiles of squares and lines, else positions."""
+        match self.c.patches:
+            case "im2col":
+                return self.g.out
+            case "rows":
+                return self.planes * math.prod(self.pitch)
+        return self.planes * math.prod(-(-a.out // s) for a, s in zip(self.inner, self.square, strict=True))
+
+    @property
+    def units_of_block(self) -> int:
+        return self.c.subtiles if self.c.patches in ("square", "line") else self.c.block_m
+
+    @property
+    def position_tiles(self) -> Extent:
+        if self.g.batch is None:
+            return batch_extent(self.units, self.units_of_block)
+        return -(-self.g.batch * self.units // self.units_of_block)
+
+    @property
+    def channel_tiles(self) -> int:
+        """Of all groups."""
+        return self.g.groups // self.shared_groups * -(-self.g.m // self.c.block_n)
+
+    # --- shared memory -------------------------------------------------------------------------------
+
+    @property
+    def subtile_lines(self) -> int:
+        """Lines from one subtile's pixels to the next's."""
+        return math.prod(self.box) if self.c.patches in ("square", "line") else ROWS
+
+    @property
+    def x_lines(self) -> int:
+        if self.c.patches == "rows":
+            return self.most_rows * self.pitch[-1]
+        return self.c.subtiles * self.subtile_lines
+
+    @property
+    def x_bytes(self) -> int:
+        return self.x_lines * LINE_BYTES
+
+    @property
+    def w_rows(self) -> int:
+        """Lines of a tile of w."""
+        return self.shared_groups * self.c.block_n
+
+    @property
+    def w_bytes(self) -> int:
+        whole = self.w_rows * self.w_line * self.item
+        return -(-whole // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
+
+    @property
+    def staged(self) -> bool:
+        """Whether results leave through shared memory: those of two bytes, in rows of a multiple of 16 bytes."""
+        whole = self.g.groups == 1 or self.shared_groups > 1 or self.g.m % self.c.block_n == 0
+        return self.c.split_k == 1 and self.g.y.dtype.itemsize == 2 and self.g.groups * self.g.m % 8 == 0 and whole
+
+    @property
+    def mapped(self) -> bool:
+        """Whether TMA writes them: positions in a row over the ends of rows are no box."""
+        return self.staged and self.c.patches != "rows"
+
+    @property
+    def y_line(self) -> int:
+        """Result channels of a line of a slab: the longest that a swizzle has, or all of them."""
+        item: int = self.g.y.dtype.itemsize
+        for swizzle in (Swizzle.B128, Swizzle.B64, Swizzle.B32):
+            if self.w_rows * item % swizzle.value == 0:
+                return int(swizzle.value) // item
+        return self.w_rows
+
+    @property
+    def y_swizzle(self) -> Swizzle:
+        line = self.y_line * self.g.y.dtype.itemsize
+        return Swizzle(line) if line % 32 == 0 and line <= LINE_BYTES and line != 96 else Swizzle.NONE
+
+    @property
+    def w_at(self) -> int:
+        return self.c.x_stages * self.x_bytes
+
+    @property
+    def staging_at(self) -> int:
+        return self.w_at + self.c.w_stages * self.w_bytes
+
+    @property
+    def slab_bytes(self) -> int:
+        """Of 64 positions' results."""
+        return ROWS * self.w_rows * self.g.y.dtype.itemsize if self.staged else 0
+
+    @property
+    def barriers_at(self) -> int:
+        return self.staging_at + self.c.consumers * self.c.slabs * self.slab_bytes
+
+    @property
+    def ordered(self) -> bool:
+        """Whether warpgroups that take turns wait for each other's products.
+
+        A wait for an mbarrier's phase takes the one before the last for it, so nobody may come to a stage while an
+        earlier filling of it is on its way. None is where all stages before were waited for by those who went before,
+        or where the earlier filling was one's own: where the rings come around with one's own tiles.
+        """
+        slots = self.c.consumers // self.c.sharing
+        x_steps = self.panels_of_part * (1 if self.is_halo else self.taps)
+        w_steps = self.panels_of_part * self.taps
+        own = self.c.x_stages % (slots * x_steps) == 0 and (self.resident or self.c.w_stages % (slots * w_steps) == 0)
+        return slots > 1 and not (own and self.c.split_k == 1)
+
+    @property
+    def mbarriers(self) -> int:
+        """Two a stage, full and empty; tiles that stay are never empty."""
+        turns = self.c.consumers // self.c.sharing if self.ordered else 0
+        return 2 * self.c.x_stages + self.c.w_stages * (1 if self.resident else 2) + turns
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.barriers_at + 8 * self.mbarriers
+
+    # --- registers -----------------------------------------------------------------------------------
+
+    @property
+    def sums(self) -> int:
+        """Of a thread."""
+        return self.c.tiles * self.w_rows // 2
+
+    # --- work ----------------------------------------------------------------------------------------
+
+    def tiles(self, batch: int) -> int:
+        """Of the whole product, parts counted apart."""
+        return -(-batch * self.units // self.units_of_block) * self.channel_tiles * self.c.split_k
+
+    def blocks(self, batch: int, target: Target) -> int:
+        """Blocks that are launched: each goes through tiles that are that many apart."""
+        tiles = self.tiles(batch)
+        if not self.resident:
+            return min(tiles, target.sm_count)
+        # A block keeps its channels.
+        return min(tiles, max(target.sm_count // self.channel_tiles, 1) * self.channel_tiles)
+
+    @property
+    def mma_steps(self) -> int:
+        """Roundings of EPS_ACC that a product meets: those of the wgmma behind it, and of the parts' sum."""
+        return self.panels_of_part * self.taps * self.k_steps + -(-(self.c.split_k - 1) // 4)
+
+
+def wgmma_type(dtype: DType) -> str:
+    """What device/wgmma.cuh.j2 calls the type of the operands."""
+    return dtype.value

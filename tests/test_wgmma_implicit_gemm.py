@@ -1,0 +1,271 @@
+"""Implicit GEMM on Hopper: conformance, how pixels come, rings that blocks go round, what TMA cannot express."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from conformance import GOLDEN_PROBLEM, TARGET, IntegerConformance, require_reason, require_refusal
+from generators import random_convs
+
+from convgen.errors import ConfigError, ProblemError
+from convgen.gather import gather
+from convgen.lowering import lower
+from convgen.problem import Conv, Direction, DType, Layout, PadMode
+from convgen.reference import make_inputs
+from convgen.reference.rounding import encode
+from convgen.render import render
+from convgen.runtime.physical import stored_dtype
+from convgen.runtime.sim import SimResult, build
+from convgen.simulator import Copies, Mode
+from convgen.strategies.wgmma_implicit_gemm import STRATEGY
+from convgen.strategies.wgmma_tiling import PATCHES, Tiling, WgmmaConfig
+from convgen.target import Target
+from convgen.verify import Case, Settings, verify_cases
+
+FEW = dataclasses.replace(TARGET, sm_count=2)
+"""So that every block goes through several tiles."""
+
+BASE = WgmmaConfig("square", 1, 32, 2, 1, 3, 3, 1, 1)
+LAYER = "conv2d n=2 c=72 in=17x12 k=40 filter=3x3 pad=1 dtype=fp16 layout=nhwc"
+
+
+class TestWgmmaImplicitGemm(IntegerConformance):
+    strategy = STRATEGY
+    golden_problem = f"{GOLDEN_PROBLEM.split(' dtype')[0]} dtype=bf16 layout=nhwc"
+
+    def suited(self, problems: Iterable[Conv]) -> Iterator[Conv]:
+        """The draws as forward convolutions, channels-last, with channels in whole steps of 32 bytes."""
+        for problem in problems:
+            dtype = problem.dtype if problem.dtype.is_integer else DType.FP16
+            channels = 32 // dtype.itemsize * problem.groups
+            try:
+                changed = dataclasses.replace(
+                    problem,
+                    c=-(-problem.c // channels) * channels,
+                    k=-(-problem.k // (8 * problem.groups)) * 8 * problem.groups,
+                    layout=Layout.CHANNELS_LAST,
+                    direction=Direction.FPROP,
+                    transposed=False,
+                    output_padding=(0,) * problem.nd,
+                    pad_mode=PadMode.ZEROS,
+                    dtype=dtype,
+                    out_dtype=problem.out_dtype if dtype.is_integer else DType.FP16,
+                )
+            except ProblemError:
+                continue
+            if self.applies(changed):
+                yield changed
+
+
+def config(**changes: int | str) -> WgmmaConfig:
+    return dataclasses.replace(BASE, **changes)
+
+
+def require_right(problem: str, config: WgmmaConfig | None, target: Target = FEW, check: str = "sanitize") -> None:
+    [result] = verify_cases([Case(Conv.parse(problem), STRATEGY, config)], Settings(target, check=check))
+    assert result.status == "ok", result.reason
+
+
+def run(
+    problem: Conv, config: WgmmaConfig, target: Target, mode: Mode = Mode.COUNT, copies: Copies = Copies.LATE
+) -> tuple[SimResult, Any]:
+    """The run of the kernels on small integers, and their result."""
+    plan = lower(problem, STRATEGY, config, target)
+    inputs = {
+        name: encode(values, problem.tensor(name).dtype)
+        for name, values in make_inputs(problem, 0, "small_integers").items()
+    }
+    [output] = problem.outputs
+    result = {output.name: np.zeros(output.shape, stored_dtype(output))}
+    ran = build([plan], [render(plan)], mode)[0].run(inputs, result, copies=copies)
+    return ran, result[output.name]
+
+
+# --- how pixels come --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("patches", PATCHES)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "c=64 in=8x8 k=64 filter=3x3 pad=1",
+        "c=40 in=7x9 k=24 filter=3x3 pad=0:2x1:0",
+        "c=24 in=11x5 k=16 filter=4x2 pad=2x1 dilation=1x3",
+        "c=8 in=6x13 k=12 filter=1x3 pad=0x1",
+        "c=136 in=5x6 k=8 filter=7x1 pad=3x0",
+        "c=16 in=9x9 k=5 filter=3x3",
+    ],
+)
+def test_halos_rows_and_im2col_meet_the_same_pixels(patches: str, shape: str) -> None:
+    width = -(-int(shape.split(" k=")[1].split()[0]) // 8) * 8
+    changes = config(patches=patches, block_n=min(width, 32))
+    require_right(f"conv2d n=3 {shape} dtype=bf16 layout=nhwc", changes)
+
+
+@pytest.mark.parametrize("patches", ["line", "rows", "im2col"])
+def test_one_axis(patches: str) -> None:
+    require_right(
+        "conv1d n=3 c=40 in=70 k=24 filter=5 pad=2:1 dtype=fp16 layout=nlc", config(patches=patches, block_n=24)
+    )
+
+
+@pytest.mark.parametrize("patches", PATCHES)
+def test_three_axes(patches: str) -> None:
+    problem = "conv3d n=2 c=16 in=4x5x6 k=16 filter=3x2x3 pad=1x0x1 dtype=bf16 layout=ndhwc"
+    require_right(problem, config(patches=patches, block_n=16, split_k=1 if patches == "im2col" else 3))
+
+
+@pytest.mark.parametrize("stride", ["2", "3x1", "1x8"])
+def test_strides_by_im2col(stride: str) -> None:
+    require_right(f"conv2d n=2 c=24 in=17x19 k=24 filter=3x3 stride={stride} pad=1 dtype=fp16 layout=nhwc",
+                  config(patches="im2col", block_n=24))  # fmt: skip
+
+
+@pytest.mark.parametrize("patches", PATCHES)
+@pytest.mark.parametrize(("c", "k", "groups"), [(64, 32, 2), (64, 96, 4), (128, 48, 2), (96, 24, 3)])
+def test_groups_share_a_line_or_have_their_own(patches: str, c: int, k: int, groups: int) -> None:
+    problem = f"conv2d n=1 c={c} in=9x9 k={k} filter=3x3 pad=1 groups={groups} dtype=fp16 layout=nhwc"
+    require_right(problem, config(patches=patches, block_n=k // groups))
+
+
+@pytest.mark.parametrize(("patches", "pixels"), [("square", (9 + 9) ** 2), ("im2col", (3 * 16 - 2) ** 2)])
+def test_x_comes_once_where_its_halo_serves_all_taps(patches: str, pixels: int) -> None:
+    """Closed forms of the pixels that lie inside x: of halos of 10 x 10, and of the taps of 16 x 16 results."""
+    problem = Conv.parse("conv2d n=1 c=64 in=16x16 k=8 filter=3x3 pad=1 dtype=fp16 layout=nhwc")
+    changes = config(patches=patches, block_n=8, consumers=1, x_stages=2, w_stages=9)
+    report, _ = run(problem, changes, dataclasses.replace(TARGET, sm_count=1))
+    assert report.report.counters.read_bytes["global"] == 128 * (pixels + 9 * 8)
+
+
+# --- rings ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"consumers": 1},
+        {"consumers": 2, "sharing": 2},
+        {"consumers": 4, "sharing": 2, "x_stages": 2, "w_stages": 2},
+        {"consumers": 3, "sharing": 1, "x_stages": 2, "w_stages": 2},  # more tiles at a time than stages
+        {"consumers": 4, "sharing": 1, "x_stages": 6, "w_stages": 18},  # rings that do not come around with the turns
+        {"consumers": 2, "sharing": 1, "x_stages": 4, "w_stages": 18},  # and some that do
+        {"consumers": 3, "sharing": 3, "block_n": 40},
+        {"tiles": 3, "slabs": 2, "consumers": 1},  # slabs that do not come around with the tiles
+        {"tiles": 2, "slabs": 2, "consumers": 2},
+        {"split_k": 2, "consumers": 2, "x_stages": 2, "w_stages": 2},
+        {"patches": "im2col", "consumers": 3, "sharing": 1, "x_stages": 2, "w_stages": 4},
+        {"patches": "rows", "consumers": 2, "sharing": 2, "tiles": 2},
+    ],
+    ids=str,
+)
+def test_blocks_go_round_their_rings(changes: dict[str, int | str]) -> None:
+    """Whether copies come at once or as late as can be: the same bits."""
+    target = dataclasses.replace(TARGET, sm_count=1)
+    require_right(LAYER, config(**changes), target)
+    results = []
+    for copies in Copies:
+        report, result = run(Conv.parse(LAYER), config(**changes), target, Mode.CHECK, copies)
+        report.require_clean()
+        results.append(result)
+    np.testing.assert_array_equal(*results)
+
+
+def test_warpgroups_take_turns_in_order_unless_their_rings_come_around() -> None:
+    g = gather(Conv.parse("conv2d n=8 c=64 in=16x16 k=32 filter=3x3 pad=1 dtype=fp16 layout=nhwc"))
+    resident = {"consumers": 4, "w_stages": 9}
+    assert not Tiling(g, config(**resident, x_stages=4)).ordered
+    assert not Tiling(g, config(**resident, x_stages=8)).ordered
+    assert Tiling(g, config(**resident, x_stages=6)).ordered  # stage 0 would be waited for before its other filling
+    assert Tiling(g, config(consumers=4, x_stages=4, w_stages=8)).ordered
+    assert not Tiling(g, config(consumers=4, sharing=4, x_stages=2, w_stages=3)).ordered
+
+
+@pytest.mark.parametrize("epilogue", ["bias+relu", "scale+shift+bias+residual+gelu", "residual"])
+@pytest.mark.parametrize("changes", [{}, {"patches": "rows"}, {"patches": "im2col"}, {"split_k": 2}], ids=str)
+def test_epilogues(epilogue: str, changes: dict[str, int | str]) -> None:
+    require_right(f"{LAYER} epilogue={epilogue}", config(**changes))
+    require_right(f"{LAYER} epilogue={epilogue} out_dtype=fp32 accumulate=yes", config(**changes))
+
+
+@pytest.mark.parametrize("k", [5, 12, 20, 36])
+def test_channels_that_fill_no_tile(k: int) -> None:
+    for patches in PATCHES:
+        require_right(f"conv2d n=1 c=16 in=9x9 k={k} filter=3x3 pad=1 dtype=fp16 layout=nhwc",
+                      config(patches=patches, block_n=16))  # fmt: skip
+
+
+def test_random_problems_of_several_turns(request: pytest.FixtureRequest) -> None:
+    rng = random.Random(9)
+    suited = TestWgmmaImplicitGemm().suited(random_convs(9, request.config.getoption("--draws"), 20_000))
+    cases = []
+    for problem in suited:
+        space = STRATEGY.space(problem, FEW)
+        for _ in range(200):
+            drawn = WgmmaConfig(*(rng.choice(values) for values in space.choices.values()))
+            try:
+                STRATEGY.check(problem, drawn, FEW)
+            except ConfigError:
+                continue
+            cases.append(Case(problem, STRATEGY, drawn))
+            break
+    assert cases
+    results = list(verify_cases(cases, Settings(FEW, check="sanitize")))
+    bad = [f"{r.problem} [{r.config}]: {r.status} {r.reason}" for r in results if r.status != "ok"]
+    assert not bad, "\n".join(bad)
+
+
+# --- what it refuses --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("conv2d n=1 c=3 in=8 k=64 filter=3 dtype=fp16 layout=nhwc", "3 channels are no multiple of 16 bytes"),
+        ("conv2d n=1 c=64 in=8 k=64 filter=3 dtype=fp16", "channels as neighbours"),
+        ("conv2d n=1 c=64 in=8 k=64 filter=3 dtype=fp32 layout=nhwc", "dtype=fp32 has no kernel on wgmma yet"),
+        ("conv2d n=1 c=64 in=8 k=64 filter=3 dtype=fp16 layout=nhwc direction=dgrad", "dgrad has no kernel"),
+        ("conv2d n=1 c=64 in=8 k=64 filter=3 pad=1 pad_mode=reflect dtype=fp16 layout=nhwc", "TMA fills"),
+        ("conv2d n=1 c=80 in=8 k=64 filter=3 groups=2 dtype=fp16 layout=nhwc", "the next group's would be multiplied"),
+        ("conv2d n=1 c=64 in=8 k=20 filter=3 groups=4 dtype=fp16 layout=nhwc", "wgmma makes channels by eight"),
+        ("conv2d n=1 c=64 in=99 k=8 filter=3 stride=9 dtype=fp16 layout=nhwc", "each from 1 to 8"),
+        ("conv3d n=1 c=64 in=9x9x99 k=8 filter=1x1x33 stride=1x1x2 dtype=fp16 layout=ndhwc", "each from -16 to 15"),
+    ],
+)  # fmt: skip
+def test_reasons(text: str, reason: str) -> None:
+    require_reason(STRATEGY, text, reason)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"patches": "diagonal"}, "patches=diagonal: expected square"),
+        ({"block_n": 12}, "block_n=12: expected a multiple of 8"),
+        ({"consumers": 5}, "consumers=5: expected 1 to 4"),
+        ({"consumers": 3, "sharing": 2}, "sharing=2: expected a divisor of consumers=3"),
+        ({"w_stages": 99}, "there are 18 tiles of w"),
+        ({"w_stages": 1}, "w_stages=1: expected at least 2"),
+        ({"x_stages": 1}, "x_stages=1: expected at least 2"),
+        ({"tiles": 4, "block_n": 256}, "512 sums of a thread"),
+        ({"consumers": 3, "block_n": 208}, "one wgmma names 104 sums"),
+        ({"slabs": 2}, "slabs=2: expected at most 1"),
+        ({"split_k": 3}, "split_k=3: 2 panels leave a part with none"),
+        ({"split_k": 2, "w_stages": 18}, "which those of split_k=2 parts do not"),
+        ({"patches": "im2col", "tiles": 3, "consumers": 2, "sharing": 2}, "patches=im2col loads at most 256"),
+        ({"x_stages": 40}, "mbarriers"),
+    ],
+)
+def test_rules(changes: dict[str, Any], rule: str) -> None:
+    require_refusal(STRATEGY, LAYER, config(**changes), rule)
+
+
+def test_only_hopper_has_it() -> None:
+    problem = Conv.parse(LAYER)
+    for name in ("a100", "b200", "rtx4090"):
+        reason = STRATEGY.why_not(problem, Target.preset(name))
+        assert reason is not None
+        assert "sm_90a" in reason

@@ -25,11 +25,11 @@ def brute_force(problem: Attention, inputs: Mapping[str, Any]) -> dict[str, Any]
         if not scores:
             continue
         logits = [*scores.values(), *([float(inputs["sink"][h])] if problem.sink else [])]
-        lse[b, h, i] = math.fsum(math.exp(s - max(logits)) for s in logits)
-        lse[b, h, i] = max(logits) + math.log(lse[b, h, i])
+        total = math.fsum(math.exp(s - max(logits)) for s in logits)
+        lse[b, h, i] = max(logits) + math.log(total)
         for d in range(problem.head_dim_v):
-            terms = (math.exp(s - lse[b, h, i]) * float(inputs["v"][b, h // group, j, d]) for j, s in scores.items())
-            o[b, h, i, d] = math.fsum(terms)
+            terms = (math.exp(s - max(logits)) * float(inputs["v"][b, h // group, j, d]) for j, s in scores.items())
+            o[b, h, i, d] = math.fsum(terms) / total
     return {"o": o, "lse": lse}
 
 

@@ -12,14 +12,19 @@ import random
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
+from attention_brute_force import brute_force
 from attention_generators import TAILS, random_attentions
 
 from convgen.errors import ConfigError
 from convgen.lowering import lower
 from convgen.plan import Launch, TensorArg, WorkspaceArg
 from convgen.problem import Attention, load_suite
+from convgen.reference import encode
+from convgen.reference.attention import make_inputs
 from convgen.render import render, template_variables
+from convgen.runtime.sim import build
 from convgen.space import Config
 from convgen.strategies import Strategy
 from convgen.target import Target
@@ -39,6 +44,7 @@ SEMANTICS = (
     "window=20:3 align=top_left",
     "window=*:5",
     "softcap=2.5 causal=bottom_right",
+    "softcap=1e38",
     "mask=key",
     "mask=pair",
     "mask=batch causal=top_left",
@@ -179,6 +185,28 @@ class AttentionConformance:
             for words in ("", "causal=bottom_right", "bias=pair softcap=20", "sink=yes")
         ]
         require_right([self.case(text) for text in texts], kind)
+
+    @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+    def test_scores_of_any_size_are_right(self, dtype: str) -> None:
+        """Of whole numbers and far apart: the largest score of a row has all the weight, or its equals a share each."""
+        for words, factor in (
+            ("seq_q=35 scale=1e9", 1),
+            ("seq_q=35 scale=1e36", 1),
+            ("seq_q=35 scale=-1e9", 1),
+            ("seq_q=35 scale=1.0", 2**14),
+            ("seq_q=3 scale=1e9 causal=bottom_right sink=yes", 1),
+            ("seq_q=3 scale=1.0", 2**14),
+        ):
+            shape = "attention heads_q=2 seq_kv=200 head_dim=8 lse=yes out_dtype=fp32"
+            problem = Attention.parse(f"{shape} dtype={dtype} {words}")
+            inputs = make_inputs(problem, 5, "small_integers")
+            inputs |= {name: factor * inputs[name] for name in ("q", "k")}
+            plan = lower(problem, self.strategy, None, TARGET)
+            got = {spec.name: np.empty(spec.shape, np.float32) for spec in problem.outputs}
+            given = {spec.name: encode(inputs[spec.name], spec.dtype) for spec in problem.inputs}
+            build([plan], [render(plan)])[0].run(given, got).require_clean()
+            for name, expected in brute_force(problem, inputs).items():
+                np.testing.assert_allclose(got[name], expected, rtol=1e-5, atol=1e-5, err_msg=f"{name} {problem}")
 
     @pytest.mark.parametrize(("number", "causal"), list(enumerate(["", "causal=top_left", "causal=bottom_right"])))
     def test_tails_are_right(self, number: int, causal: str) -> None:

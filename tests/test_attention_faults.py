@@ -46,14 +46,14 @@ IN_NUMBERS = {
         "shift == -infinity() ? 0.0f : shift", "shift", "causal=bottom_right window=2:0 mask=pair"
     ),
     "a lane's share of the total": Mistake("total[row] += __shfl_xor_sync(0xffffffffu, total[row], 2);", "", ""),
-    "the scale": Mistake("score * kFactor; }", "score; }", ""),
-    "the sink": Mistake("total = total * factor + shrinkage(sink, after);", "", "sink=yes"),
+    "the scale": Mistake("finite(shift[row]) * kFactor;", "finite(shift[row]);", ""),
+    "the sink": Mistake(" + exp2_fast((sink - after) * kLog2E);", ";", "sink=yes"),
     "a warp's part": Mistake("other < kWarpsKv", "other < kWarpsKv - 1", "", "warps_kv=2,block_kv=32"),
     "a part of the keys": Mistake(
         "part < kSplits; ++part) sum +=", "part < kSplits - 1; ++part) sum +=", "", "splits=3"
     ),
     "a packed row's head": Mistake("h0 + (r0 + row) % kPack", "h0", "", "pack_heads=yes"),
-    "the natural logarithm": Mistake("(shift + log2f(total)) * kLn2", "shift + log2f(total)", "lse=yes"),
+    "the natural logarithm": Mistake("shift + logf(total)", "shift + log2f(total)", "lse=yes"),
     "columns of v": Mistake(
         "lane % 16 * kPitchV + lane / 16 * 8", "lane % 16 * kPitchV + lane / 8 % 2 * 8", "head_dim_v=32"
     ),

@@ -34,8 +34,9 @@ FEWEST_BLOCKS, EVEN_ENOUGH = 1.9, 0.85
 FEW_ROWS = 32
 """Of a tile, up to which its warps share out the keys."""
 MOSTLY_BUSY = 0.8
-LEAST_SCALE = 1e-30
-"""From which on the scale is part of the exponent: the largest score is then the largest logit."""
+LEAST_SCALE, MOST_SCALE = 1e-30, 1e30
+"""Between which the scale is part of the exponent: the largest score is then the largest logit, and nothing overflows
+that would not as a logit."""
 
 
 class FlashAttention:
@@ -235,7 +236,7 @@ class FlashAttention:
             "pitch_p": tiling.pitch_p(c),
             "pitch_o": tiling.pitch(tiling.width_v(problem), problem.out_dtype.itemsize),
             "joined_bytes": tiling.joined_bytes(problem, c),
-            "folds_scale": problem.scale >= LEAST_SCALE,
+            "folds_scale": LEAST_SCALE <= problem.scale <= MOST_SCALE,
             "scale_log2e": common.number(_single(problem.scale * 1.4426950408889634)),
         }
 

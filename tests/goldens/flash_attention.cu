@@ -374,17 +374,14 @@ constexpr int kAhead = 2 * kBuffers - 1;  // tiles of k and v under way
 using Scores = float[kRowTiles][kTilesK][4];
 using Sums = float[kRowTiles][kTilesV][4];
 
-// Softmax over keys that come in steps. A score's unit is that of q . k, a shift's 2: scale * log2(e) is part of the exponent's FMA.
-constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
-constexpr float kSlack = 8.0f;  // weights stay below 2^8
-constexpr float kFactor = 0.17002324759960175f;  // scale * log2(e)
+// Softmax over keys that come in steps. Scores and shifts are q . k: their scale is part of the exponent's FMA.
+constexpr float kLog2E = 1.44269504f;
+constexpr float kLogit = kScale;  // of a score of 1
+constexpr float kFactor = 0.17002324759960175f;  // of a score, to an exponent of 2
+constexpr float kSlack = 8.0f / kFactor;  // weights stay below 2^8
+constexpr float kLargest = 16777216.0f;  // shifts, times kFactor, up to which that product is rounded by 2^0.5 at most
 
-__device__ __forceinline__ float shift_of(float score) { return score * kFactor; }
-__device__ __forceinline__ float weight_of(float score, float shift) { return exp2_fast(fmaf(score, kFactor, -shift)); }
-__device__ __forceinline__ float shrinkage(float before, float after) { return exp2_fast(before - after); }
-__device__ __forceinline__ float log_of(float shift, float total) {
-    return total == 0.0f ? -infinity() : (shift + log2f(total)) * kLn2;
-}
+__device__ __forceinline__ float shrinkage(float before, float after) { return exp2_fast((before - after) * kFactor); }
 // What to take away from logits of -inf: anything but -inf leaves weights of 0.
 __device__ __forceinline__ float finite(float shift) { return shift == -infinity() ? 0.0f : shift; }
 
@@ -436,6 +433,7 @@ __device__ __forceinline__ void to_logits(Scores& scores, const Sight& sight, co
 // the sum of each one's own weights until `add_lanes`.
 struct Softmax {
     float shift[2 * kRowTiles], total[2 * kRowTiles];
+    bool is_large = false;  // whether a shift is beyond kLargest
 
     __device__ __forceinline__ Softmax() {
         #pragma unroll
@@ -456,26 +454,40 @@ struct Softmax {
             #pragma unroll
             for (int n = 1; n < kTilesK; ++n) largest = fmaxf(largest, fmaxf(tiles[n][row % 2 * 2], tiles[n][row % 2 * 2 + 1]));
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-            largest = shift_of(fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2)));
-            const bool moved = largest > shift[row] + kSlack;
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+            const bool moved = largest - shift[row] > kSlack;
             factor[row] = moved ? shrinkage(shift[row], largest) : 1.0f;
             shift[row] = moved ? largest : shift[row];
             total[row] *= factor[row];
             moves |= moved;
         }
         if (__any_sync(0xffffffffu, moves)) {
+            is_large = false;
             #pragma unroll
-            for (int row = 0; row < 2 * kRowTiles; ++row) scale_row(acc, row, factor[row]);
+            for (int row = 0; row < 2 * kRowTiles; ++row) {
+                scale_row(acc, row, factor[row]);
+                is_large |= fabsf(finite(shift[row]) * kFactor) > kLargest;
+            }
+        }
+        if (is_large) {  // the exponent's FMA would meet a product rounded by more than weights can bear
+            #pragma unroll
+            for (int row = 0; row < 2 * kRowTiles; ++row) {
+                #pragma unroll
+                for (int n = 0; n < kTilesK; ++n) {
+                    x[row / 2][n][row % 2 * 2] -= finite(shift[row]);
+                    x[row / 2][n][row % 2 * 2 + 1] -= finite(shift[row]);
+                }
+            }
         }
         #pragma unroll
         for (int row = 0; row < 2 * kRowTiles; ++row) {
-            const float taken = finite(shift[row]);
+            const float taken = is_large ? 0.0f : finite(shift[row]) * kFactor;
             #pragma unroll
             for (int n = 0; n < kTilesK; ++n) {
                 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     float& weight = x[row / 2][n][row % 2 * 2 + e];
-                    weight = weight_of(weight, taken);
+                    weight = exp2_fast(fmaf(weight, kFactor, -taken));
                     total[row] += weight;
                 }
             }
@@ -498,6 +510,9 @@ struct Softmax {
         }
     }
 };
+
+// The logarithm of a row's sum; the shift is a logit.
+__device__ __forceinline__ float log_of(float shift, float total) { return total == 0.0f ? -infinity() : shift + logf(total); }
 
 // The two products on tensor cores. A result tile of the first is, rounded, an operand of the second: no lane needs
 // another's weights.
@@ -748,7 +763,7 @@ attention_fprop_flash_attention_b2h4kv2q100k120d72_causal_fp16_bhsd_810ae8aa(con
     #pragma unroll
     for (int row = 0; row < 2 * kRowTiles; ++row) {
         float& total = softmax.total[row];
-        float& shift = softmax.shift[row];
+        float shift = softmax.shift[row] * kLogit;
         const int r = r_warp + row_of(row), h = h0 + r % kPack;
         float factor = 1.0f;
         Softmax::scale_row(acc, row, total == 0.0f ? 0.0f : factor / total);

@@ -419,6 +419,21 @@ def test_compare_lets_fp16_overflow(got: float, expected: float, right: bool) ->
     assert outcome_of([got] + [0] * 5, [expected] + [0] * 5, dtype="fp16").ok is right
 
 
+def test_compare_does_not_judge_by_an_infinite_bound() -> None:
+    limit = np.full((1, 2, 3), np.inf)
+    numbers = np.ones((1, 2, 3))
+    nothing = compare(VECTOR.outputs[0], numbers, numbers, limit)
+    assert not nothing.ok
+    assert (nothing.count, nothing.count_wrong) == (0, 0)
+    assert "nothing to judge by" in nothing.report()
+    limit[0, 0, 1:] = 0.1
+    some = compare(VECTOR.outputs[0], numbers, numbers, limit)
+    assert some.ok
+    assert some.count == 2
+    limit[0, 0, 1] = np.nan
+    assert compare(VECTOR.outputs[0], numbers, numbers, limit).count_wrong == 1
+
+
 def test_compare_of_nothing_and_of_other_shapes() -> None:
     nothing = np.zeros((0, 2, 3))
     empty = compare(Conv.parse("conv1d n=0 c=1 k=2 in=3 filter=1").outputs[0], nothing, nothing, nothing)

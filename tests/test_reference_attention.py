@@ -171,6 +171,36 @@ def test_the_bound_does_not_admit(name: str, dtype: str) -> None:
     assert (np.abs(other - right["o"]) > limit).any()
 
 
+@pytest.mark.parametrize("words", ["scale=1e9", "scale=-1e30", "scale=1e9 sink=yes"])
+def test_the_bound_is_near_where_one_key_has_all_the_weight(words: str) -> None:
+    problem = Attention.parse(f"attention heads_q=2 seq_q=40 head_dim=16 {words}")
+    inputs = oracle.make_inputs(problem, 1)
+    limit = oracle.bound(problem, inputs, oracle.reference(problem, inputs), FP32)["o"]
+    assert (limit < 1e-4).mean() > 0.9
+
+
+def test_weights_that_may_be_anything_have_no_bound() -> None:
+    """Two equal scores, of sums that round apart by more than an exponential: either key may have all the weight."""
+    problem = Attention.parse("attention heads_q=1 seq_q=1 seq_kv=2 head_dim=2 scale=1e9")
+    q, k = np.array([[[[1.0, 1 / 3]]]]), np.array([[[[1.0, 0.0], [0.0, 3.0]]]])
+    inputs = {"q": q, "k": k, "v": np.array([[[[1.0, 0.0], [0.0, 1.0]]]])}
+    right = oracle.reference(problem, inputs)["o"]
+    limit = oracle.bound(problem, inputs, {"o": right}, FP32)["o"]
+    assert (limit == np.inf).all()
+    assert not compare(problem.tensor("o"), right, right, limit).ok
+
+
+def test_a_softcap_beyond_every_score_changes_nothing() -> None:
+    problem = Attention.parse("attention heads_q=2 seq_q=40 head_dim=16 softcap=1e38")
+    inputs = oracle.make_inputs(problem, 1)
+    right = oracle.reference(problem, inputs)["o"]
+    without = oracle.reference(dataclasses.replace(problem, softcap=0.0), inputs)["o"]
+    np.testing.assert_allclose(right, without, rtol=1e-12, atol=1e-13)
+    limit = oracle.bound(problem, inputs, {"o": right}, FP32)["o"]
+    assert (limit < 1e-3).all()
+    assert (abs(inputs["v"].mean(axis=2, keepdims=True) - right) > limit).mean() > 0.9  # of scores lost to rounding
+
+
 def test_specials_go_where_the_definition_sends_them() -> None:
     problem = Attention.parse("attention heads_q=2 seq_q=30 head_dim=8 causal=bottom_right bias=pair")
     inputs = oracle.make_inputs(problem, 2, "specials")

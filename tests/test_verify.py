@@ -11,7 +11,7 @@ from conformance import TARGET
 from convgen.errors import CompileError
 from convgen.lowering import lower
 from convgen.plan import Plan
-from convgen.problem import Conv
+from convgen.problem import Attention, Conv
 from convgen.render import render
 from convgen.strategies import get_strategy
 from convgen.target import Target
@@ -96,6 +96,15 @@ def test_a_config_that_breaks_a_rule_fails_with_the_rule() -> None:
     result = verify_problem(problem("n=1"), DIRECT, config, SETTINGS)
     assert (result.status, result.exit_code) == ("failed", CompileError.exit_code)
     assert "4096" in result.reason
+
+
+def test_an_answer_that_nothing_can_judge_has_failed() -> None:
+    """Of 64 keys and five scores, the largest is several keys', and rounding at this scale tells them apart."""
+    problem = Attention.parse("attention heads_q=1 seq_q=1 seq_kv=64 head_dim=1 scale=1e30")
+    settings = dataclasses.replace(SETTINGS, inputs="small_integers", seed=2)
+    result = verify_problem(problem, get_strategy("naive_attention"), None, settings)
+    assert (result.status, result.compared) == ("failed", 0)
+    assert "nothing to judge by" in result.reason
 
 
 def test_the_oracle_is_kept_for_the_next_plan_of_the_same_problem() -> None:

@@ -4,24 +4,30 @@ Scores x[i, j] of a query and a key that it sees, weights w = softmax(x), o = w 
 errors of at most E, in fp32, and exponentials of their distance D = max(x) - x from the row's maximum, has weights that
 are off by a factor within exp(±eta) of
 
-    eta = E + 6 u D + 2^-20         u = 2^-24
+    eta = E + 2 u |x| + 6 u D + 2^-20         u = 2^-24
 
 because the exponential turns the absolute error of its argument into a relative one: a product of D by log2(e) and the
 sum before it round by u D each, once where a weight is computed and once more where a later, larger maximum scales it
-down (the steps of the maximum telescope to at most D). 2^-20 are two hardware exponentials, and what an exponent loses
-by a shift that lags behind the maximum by a few units. Since o is the weighted mean of v, what all weights of a row
-share cancels, and with d = exp(eta) - 1
+down (the steps of the maximum telescope to at most D). A kernel may scale scores and maximum apart: then the rounding
+of the scaled maximum, u max(x) <= u (|x| + D), is in all weights computed with it, and differs from the last one's.
+2^-20 are two hardware exponentials, and what an exponent loses by a shift that lags behind the maximum by a few units.
+Since o is the weighted mean of v, what all weights of a row share cancels, and with d = exp(eta) - 1
 
     |o' - o| <= (sum of w d |v| + |o| sum of w d) / (1 - sum of w d)
 
-and never more than |o| + max |v|. Two sums of n terms follow, w v and w, each a chain that rounds n times by eps_acc;
-there the weights may be rounded to the operands' type first (`Numerics.eps_in`), as tensor cores ask for, while their
-own sum takes them in fp32. Below the smallest normal number of that type the rounding is absolute, which shows where n
-such weights stand beside the largest, 1.
+and never more than |o| + max |v|. For the same reason errors may be counted from that of the heaviest key: eta is then
+0 there and eta + eta(heaviest) elsewhere, which is nearer where scores and E are large and one key has all the weight.
+Where the sum of w d is not below 1/2 either way, weights may be anything, and the bound is infinite.
 
-E grows with the dot product of absolute values: |scale| |q| |k| (head_dim eps_acc + 3 u). So it is small for peaked
-rows of short vectors, and large where large terms cancel. A softcap flattens it, and adds 8 u cap for its tanh; bias
-and ALiBi round once a term.
+Two sums of n terms follow, w v and w, each a chain that rounds n times by eps_acc; there the weights may be rounded to
+the operands' type first (`Numerics.eps_in`), as tensor cores ask for, while their own sum takes them in fp32. Below the
+smallest normal number of that type the rounding is absolute, which shows where n such weights stand beside the largest,
+1.
+
+E grows with the dot product of absolute values: |scale| |q| |k| (head_dim eps_acc + 2 u). So it is small for peaked
+rows of short vectors, and large where large terms cancel. A softcap flattens it, and adds 8 u min(cap, 128 + |x|) for
+its tanh; bias and ALiBi round once a term. A sink, which is not scaled, stands beside a maximum that three roundings
+brought there.
 
 lse = max + log(sum) inherits log(1 + d) of the weights, and the roundings of its last steps.
 """
@@ -44,11 +50,12 @@ from convgen.reference.sampled import Indices
 
 _U = DType.FP32.eps
 _EXPONENTIAL = 2.0**-20
-_TANH = 8 * _U
+_TANH, _SMALL_CAP = 8 * _U, 128.0
+"""The error of a tanh, and the softcap up to which it may be an absolute one."""
 _LAST_STEPS = 16 * _U
 """Sums of a row's parts in the end, the reciprocal and the product with it."""
 _MOST = 40.0
-"""Above which an exponent's error says no more than that the weight may be anything."""
+"""Above which a weight's logarithm says no more than that the weight may be anything."""
 _HIDDEN, _EMPTY_ROW = 0.25, 0.1
 """Shares of hidden keys and of rows without a key in a random mask."""
 
@@ -223,7 +230,7 @@ def _every_row(problem: Attention, inputs: Mapping[str, Array], xp: Module) -> I
 
 
 def _pieces(problem: Attention, rows: int) -> Iterator[slice]:
-    return pieces(rows, 100 * max(problem.typical_sizes[2], 1))
+    return pieces(rows, 150 * max(problem.typical_sizes[2], 1))
 
 
 def _at(
@@ -338,16 +345,25 @@ def _errors(problem: Attention, rows: _Rows, numerics: Numerics, xp: Module) -> 
     """Bounds of o and lse of these rows."""
     seen = rows.scores.values > -xp.inf
     count = seen.sum(axis=1)
-    eta = xp.where(seen, xp.minimum(_of_weights(problem, rows, numerics, xp), _MOST), 0.0)
-    moved = rows.weights * xp.expm1(eta)
-    of_sink = 7 * _U * (rows.largest - rows.sink) + _U * abs(rows.sink) + _EXPONENTIAL
-    share = moved.sum(axis=1) + xp.where(rows.sink_weight > 0, rows.sink_weight * xp.expm1(of_sink), 0.0)
+    of_sink = 10 * _U * (rows.largest - rows.sink) + 3 * _U * abs(rows.sink) + _EXPONENTIAL
+    # The sink is one key more.
+    eta = xp.where(seen, _of_weights(problem, rows, numerics, xp), 0.0)
+    eta = xp.concatenate((eta, xp.where(rows.sink > -xp.inf, of_sink, 0.0)[:, None]), axis=1)
+    logarithms = xp.concatenate((rows.scores.values, rows.sink[:, None]), axis=1) - rows.largest[:, None]
+    logarithms = logarithms - xp.log(xp.where(rows.sums > 0, rows.sums, 1.0))[:, None]
+    heaviest = logarithms.argmax(axis=1)[:, None]
+    of_heaviest = xp.take_along_axis(eta, heaviest, axis=1)
+    from_heaviest = xp.where(xp.arange(eta.shape[1]) == heaviest, 0.0, eta + of_heaviest)
+    moved, apart = _moved(logarithms, eta, xp), _moved(logarithms, from_heaviest, xp)
+    nearer = apart.sum(axis=1) < moved.sum(axis=1)
+    moved = xp.where(nearer[:, None], apart, moved)
+    share = moved.sum(axis=1)
 
     output, magnitude = rows.output(), abs(rows.values)
     most = abs(output) + _largest(magnitude, 0, 0.0, xp)
     few = share < 0.5
-    error = (moved @ magnitude + abs(output) * share[:, None]) / xp.where(few, 1 - share, 1.0)[:, None]
-    error = xp.minimum(xp.where(few[:, None], error, most), most)
+    error = (moved[:, :-1] @ magnitude + abs(output) * share[:, None]) / xp.where(few, 1 - share, 1.0)[:, None]
+    error = xp.where(few[:, None], xp.minimum(error, most), xp.inf)
     chain = (count * numerics.eps_acc + _LAST_STEPS)[:, None]
     operands = numerics.eps_in * (2 if problem.dtype is DType.TF32 else 1)
     error = error + (chain + operands) * (rows.weights @ magnitude) + chain * abs(output)
@@ -356,16 +372,23 @@ def _errors(problem: Attention, rows: _Rows, numerics: Numerics, xp: Module) -> 
     rounded = error + problem.out_dtype.eps * (abs(output) + error) + FORMATS[problem.out_dtype].smallest_subnormal
 
     lse = rows.lse(xp)
-    of_lse = xp.where(few, share / xp.where(few, 1 - share, 1.0), _largest(eta, 1, 0.0, xp))
+    shared = xp.where(nearer, of_heaviest[:, 0], 0.0)
+    of_lse = xp.where(few, shared + share / xp.where(few, 1 - share, 1.0), eta.max(axis=1))
     of_lse = of_lse + chain[:, 0] + 8 * _U * (abs(rows.largest) + abs(lse))
     return xp.where(xp.isfinite(output), rounded, 0.0), xp.where(xp.isfinite(lse), of_lse, 0.0)
+
+
+def _moved(logarithms: Array, eta: Array, xp: Module) -> Array:
+    """By how much weights may grow whose logarithms are off by eta."""
+    return xp.exp(xp.minimum(logarithms + eta, _MOST)) - xp.exp(logarithms)
 
 
 def _of_weights(problem: Attention, rows: _Rows, numerics: Numerics, xp: Module) -> Array:
     """eta of each weight, as if all keys were seen."""
     operands = 2 * numerics.eps_in if problem.dtype is DType.TF32 else 0.0
-    error = (problem.head_dim * numerics.eps_acc + operands + 3 * _U) * rows.scores.magnitude
-    error = error + _U * rows.scores.rounded + _TANH * problem.softcap
+    error = (problem.head_dim * numerics.eps_acc + operands + 2 * _U) * rows.scores.magnitude
+    scores = abs(rows.scores.values)
+    error = error + _U * (rows.scores.rounded + 2 * scores) + _TANH * xp.minimum(problem.softcap, _SMALL_CAP + scores)
     return error + 6 * _U * (rows.largest[:, None] - rows.scores.values) + _EXPONENTIAL
 
 

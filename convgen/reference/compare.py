@@ -39,6 +39,7 @@ class Element:
 class Comparison:
     """The outcome of `compare`.
 
+    `count` elements were judged: those whose bound is not infinite. Where there are others alone, it is not `ok`.
     `max_error` is the largest |got - reference| among elements that are finite in both, `max_ratio` the largest
     error / bound among all, `worst` the element that has it. `finite_mismatch` counts the wrong elements that are NaN
     or infinite on one side, or differently on both. `wrong` holds the first few wrong elements.
@@ -57,6 +58,8 @@ class Comparison:
         """A few lines for people: how many are wrong, and the first of them with their indices."""
         if self.ok:
             return f"{self.count} elements right, largest error {self.max_error:.3g}, {self.max_ratio:.3g} of its bound"
+        if not self.count_wrong:
+            return "nothing to judge by: all bounds of an output are infinite, rounding may change it to anything"
         head = f"{self.count_wrong} of {self.count} elements wrong"
         if self.finite_mismatch:
             head += f", {self.finite_mismatch} of them by NaN or infinity"
@@ -86,6 +89,7 @@ def compare(
     ratio = xp.where(error == 0, 0.0, error / bound)
     ratio = xp.where(comparable | right, ratio, xp.inf)
     wrong = xp.flatnonzero(~right)
+    count = int((~xp.isinf(bound) | ~right).sum())
 
     def element(position: int) -> Element:
         flat = position if indices is None else int(indices[position])
@@ -94,8 +98,8 @@ def compare(
         return Element(spec.name, index, *values)
 
     return Comparison(
-        ok=wrong.size == 0,
-        count=int(reference.size),
+        ok=wrong.size == 0 and (count > 0 or reference.size == 0),
+        count=count,
         count_wrong=int(wrong.size),
         finite_mismatch=int((~right & ~comparable).sum()),
         max_error=float(error.max()) if error.size else 0.0,

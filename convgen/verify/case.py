@@ -52,7 +52,7 @@ class VerifyResult:
     ok              every element that was compared is within its bound, and nothing else was wrong
     wrong           an element is outside its bound, or the kernel broke a rule of the execution model
     not_applicable  the strategy does not cover the problem
-    failed          it could not be lowered, compiled or run
+    failed          it could not be lowered, compiled or run, or there is no telling right answers from wrong ones
     """
 
     problem: Problem
@@ -67,7 +67,7 @@ class VerifyResult:
     bound: float | None = None
     """The bound of that element."""
     compared: int = 0
-    """Elements held against the oracle."""
+    """Elements held against the oracle; not those whose bound is infinite."""
     coverage: float = 0.0
     """Fraction of the output's elements that were compared."""
     sanitized: bool = False

@@ -25,7 +25,7 @@ from convgen.reference import (
 )
 from convgen.runtime.physical import with_strides
 from convgen.simulator import FaultKind
-from convgen.verify.case import Settings, VerifyResult
+from convgen.verify.case import Settings, Status, VerifyResult
 
 LONG_SUM = 512
 """Terms of a sum from which on its bound is too wide to notice every missing term."""
@@ -210,16 +210,18 @@ def outcome(
     fault: str = "",
     faults: tuple[FaultKind, ...] = (),
 ) -> VerifyResult:
-    """The result of a run that was compared; faults, told by `fault`, make it wrong whatever its numbers."""
+    """The result of a run that was compared; faults, told by `fault`, make it wrong whatever its numbers. Without
+    anything to judge by it has failed."""
     worst = comparison.worst
     finite = worst is not None and all(map(math.isfinite, (worst.got, worst.reference)))
     size = sum(spec.size for spec in oracle.problem.outputs)
     right = comparison.ok and not faults
+    status: Status = "ok" if right else "wrong" if faults or comparison.count_wrong else "failed"
     return VerifyResult(
         problem=plan.problem,
         strategy=plan.strategy,
         backend=settings.backend,
-        status="ok" if right else "wrong",
+        status=status,
         reason="" if right else fault or f"{comparison.report()} ({oracle.kind} inputs)",
         config=plan.config.as_dict(),
         max_error=abs(worst.got - worst.reference) if worst and finite else None,

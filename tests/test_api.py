@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
@@ -322,6 +323,44 @@ def test_transposed_arguments_that_mean_nothing(options: dict[str, Any], message
 def test_integers_of_other_libraries_are_integers() -> None:
     y = convgen.conv2d(X, W, stride=np.int64(2), padding=[np.int32(1), 1], groups=np.int16(1))
     assert y.shape == (2, 6, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ({"groups": 1}, {"groups": 1.0}),
+        ({"stride": 1}, {"stride": True}),
+        ({"stride": np.int8(1)}, {"stride": np.True_}),
+        ({"padding": 1}, {"padding": True}),
+        ({"padding": (1, 1)}, {"padding": (1.0, 1)}),
+        ({"padding": ((1, 0), 1)}, {"padding": ((True, 0), 1)}),
+        ({"dilation": 1}, {"dilation": Fraction(1)}),
+        ({"workspace_limit": 10**6}, {"workspace_limit": 1e6}),
+        ({"activation": ("leaky_relu", 1)}, {"activation": ("leaky_relu", True)}),
+    ],
+)
+def test_what_is_refused_stays_refused_when_its_equal_was_computed(
+    right: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    convgen.conv2d(X, W, **right)
+    with pytest.raises(ProblemError, match=next(iter(wrong)) if "activation" not in wrong else "slope"):
+        convgen.conv2d(X, W, **wrong)
+
+
+@pytest.mark.parametrize("value", ["False", "no", 0, 1, 1.0, None])
+def test_booleans_are_true_or_false(value: Any) -> None:
+    with pytest.raises(UsageError, match=f"transposed={value!r}: expected True or False"):
+        convgen.prepare(W, transposed=value)
+    assert convgen.prepare(W, X, bias=np.False_, transposed=np.False_).shape == W.shape
+
+
+def test_masks_are_not_ignored() -> None:
+    masked = np.ma.masked_equal(X, 0)
+    for arrays in ((masked, W), (X, np.ma.masked_array(W)), (X, W, np.ma.zeros(6))):
+        with pytest.raises(UsageError, match=r"is a masked array, and masks are not heeded: expected \w+.filled"):
+            convgen.conv2d(*arrays)
+    with pytest.raises(UsageError, match="weight is a masked array"):
+        convgen.prepare(np.ma.masked_array(W))
 
 
 def test_a_weight_that_is_none() -> None:

@@ -269,6 +269,34 @@ def test_what_is_wrong_is_said_in_the_callers_words(
         sdpa(**(given | changes))
 
 
+@pytest.mark.parametrize("name", ["is_causal", "enable_gqa", "return_lse"])
+@pytest.mark.parametrize("value", ["False", 1, 1.0])
+def test_booleans_are_true_or_false(name: str, value: Any) -> None:
+    """Also where the same call with the equal boolean was computed."""
+    given = arrays((1, 2, 5, 8), (1, 2, 6, 8), (1, 2, 6, 8))
+    np.testing.assert_equal(sdpa(*given, **{name: np.True_}), sdpa(*given, **{name: True}))
+    with pytest.raises(UsageError, match=f"{name}={value!r}: expected True or False"):
+        sdpa(*given, **{name: value})
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    given = arrays((1, 2, 5, 8), (1, 2, 6, 8), (1, 2, 6, 8))
+    expected = sdpa(*given, scale=0.5, window=(2, None), workspace_limit=1 << 20)
+    got = sdpa(*given, scale=np.float32(0.5), window=[np.int64(2), None], workspace_limit=np.int64(1 << 20))
+    np.testing.assert_array_equal(got, expected)
+    for name, value in (("scale", True), ("window", (2.0, None)), ("workspace_limit", float(1 << 20))):
+        with pytest.raises(ProblemError, match=name):
+            sdpa(*given, **({"scale": 0.5, "window": (2, None), "workspace_limit": 1 << 20} | {name: value}))
+
+
+def test_masks_are_not_ignored() -> None:
+    q, k, v = arrays((1, 2, 5, 8), (1, 2, 6, 8), (1, 2, 6, 8))
+    with pytest.raises(UsageError, match="value is a masked array"):
+        sdpa(q, k, np.ma.masked_array(v))
+    with pytest.raises(UsageError, match="attn_mask is a masked array"):
+        sdpa(q, k, v, np.ma.ones((5, 6), bool))
+
+
 def test_groups_must_divide() -> None:
     with pytest.raises(ProblemError, match="heads of key"):
         sdpa(*arrays((1, 3, 5, 8), (1, 2, 6, 8), (1, 2, 6, 8)), enable_gqa=True)

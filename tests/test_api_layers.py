@@ -154,3 +154,37 @@ V = np.ones(3, np.float32)
 def test_what_does_not_fit_is_said(call: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("value", ["False", "yes", 1, 0.0, None])
+def test_booleans_are_true_or_false(value: Any) -> None:
+    """Also where the same call with the equal boolean was computed."""
+    calls: dict[str, Callable[[Any], Any]] = {
+        "ceil_mode": lambda flag: convgen.max_pool2d(X, 3, ceil_mode=flag),
+        "count_include_pad": lambda flag: convgen.avg_pool2d(X, 3, count_include_pad=flag),
+        "return_indices": lambda flag: convgen.max_pool3d(X, 3, return_indices=flag),
+        "training": lambda flag: convgen.batch_norm(X, V.copy(), V.copy(), training=flag),
+    }
+    for name, call in calls.items():
+        np.testing.assert_array_equal(call(np.False_), call(False))
+        if name != "return_indices":
+            np.testing.assert_array_equal(call(np.True_), call(True))
+        with pytest.raises(UsageError, match=f"{name}={value!r}: expected True or False"):
+            call(value)
+
+
+def test_what_is_refused_stays_refused_when_its_equal_was_computed() -> None:
+    convgen.max_pool2d(X, 1, 1)
+    for options in ((1.0, 1), (1, True), ((1, 1.0), 1), (1, 1, False), (1, 1, 0, 1.0)):
+        with pytest.raises(ProblemError, match="expected an integer"):
+            convgen.max_pool2d(X, *options)
+    convgen.avg_pool2d(X, 2, divisor_override=2)
+    with pytest.raises(ProblemError, match="divisor_override"):
+        convgen.avg_pool2d(X, 2, divisor_override=2.0)
+
+
+def test_masks_are_not_ignored() -> None:
+    with pytest.raises(UsageError, match="input is a masked array"):
+        convgen.max_pool2d(np.ma.masked_array(X), 2)
+    with pytest.raises(UsageError, match="running_var is a masked array"):
+        convgen.batch_norm(X, V, np.ma.masked_array(V))

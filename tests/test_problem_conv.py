@@ -192,7 +192,14 @@ def test_fold_batch_norm_equals_the_definition() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"gamma": "text"}, {"beta": [1.0, 2.0, 3.0]}, {"mean": 1.0}, {"var": [-1.0, 1.0]}, {"eps": [1.0, 2.0, 3.0]}],
+    [
+        {"gamma": "text"},
+        {"beta": [1.0, 2.0, 3.0]},
+        {"mean": 1.0},
+        {"var": [-1.0, 1.0]},
+        {"eps": [1.0, 2.0, 3.0]},
+        {"mean": np.ma.masked_array([0.0, 0.0])},
+    ],
 )
 def test_fold_batch_norm_refuses(changes: dict[str, Any]) -> None:
     good: dict[str, Any] = {"gamma": [1.0, 1.0], "beta": [0.0, 0.0], "mean": [0.0, 0.0], "var": [1.0, 1.0]}

@@ -244,6 +244,7 @@ ONE_ELEMENT = np.lib.stride_tricks.as_strided(OUT.copy(), OUT.shape, (0, 0, 0))
         ({"x": ZEROS["x"].astype(np.int32)}, {}, "x is int32, expected float32"),
         ({"x": ZEROS["x"].astype(">f4")}, {}, "x is >f4, expected float32 in this machine's byte order"),
         ({"w": ZEROS["w"].astype(np.float64)}, {}, "w is float64, expected float32"),
+        ({"x": np.ma.masked_array(ZEROS["x"])}, {}, "x is a masked array"),
         ({"x": None}, {}, r"x is a builtins\.NoneType, not a NumPy array"),
         ({"w": [[[1.0]]]}, {}, r"w is a builtins\.list, not a NumPy array"),
         ({"z": OUT}, {}, "inputs: unknown z; the problem has w, x"),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import marshal
+import numbers
 import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from convgen.api.layouts import layout_of
 from convgen.errors import ProblemError, UsageError
@@ -20,6 +24,9 @@ DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 OPERANDS = {"x": "input", "w": "weight", "scale": "scale", "shift": "shift", "bias": "bias", "residual": "residual"}
 """A problem's tensors in its order, and what a call names them."""
+
+EXACT = 2
+"""The version of Python's marshal that writes a value, however many refer to it, in one way."""
 
 _KEYS = {"pad": "padding", "c": "input channels", "k": "weight channels", "macs": "multiply-adds"}
 
@@ -67,14 +74,14 @@ class Request:
 
 
 def request(op: str, input: Described, weight: Described, extras: Collection[str], options: Options) -> Request:
-    """The problem of a call; `extras` names the other operands it has ("bias", "residual", …).
+    """The problem of a call; `extras` names the other operands it has ("bias", "residual", …). Options are plain.
 
     Raises UsageError for arrays that do not fit each other, ProblemError for another argument.
     """
     nd, transposed = split_op(op)
     is_batched = _is_batched(op, nd, input, weight)
     input = input if is_batched else input.with_batch()
-    groups = size("groups", plain(options.groups), at_least=1)
+    groups = size("groups", options.groups, at_least=1)
     channels, k = _channels(input.shape[1], weight.shape, groups, transposed)
     given = None if options.layout is None else layout_named(options.layout)
     try:
@@ -85,10 +92,10 @@ def request(op: str, input: Described, weight: Described, extras: Collection[str
             k=k,
             spatial=input.shape[2:],
             filter=_filter(weight.shape[2:]),
-            stride=dims("stride", plain(options.stride), nd, at_least=1),
+            stride=dims("stride", options.stride, nd, at_least=1),
             pad=padding_of(options.padding, transposed),
-            output_padding=dims("output_padding", plain(options.output_padding), nd, at_least=0),
-            dilation=dims("dilation", plain(options.dilation), nd, at_least=1),
+            output_padding=dims("output_padding", options.output_padding, nd, at_least=0),
+            dilation=dims("dilation", options.dilation, nd, at_least=1),
             groups=groups,
             dtype=_dtype(input, weight),
             layout=layout_of((input.shape, input.strides), (weight.shape, weight.strides), given),
@@ -104,7 +111,7 @@ def request(op: str, input: Described, weight: Described, extras: Collection[str
         is_batched=is_batched,
         shape=y.shape if is_batched else y.shape[1:],
         strides=y.strides if is_batched else y.strides[1:],
-        workspace_limit=None if limit is None else size("workspace_limit", plain(limit)),
+        workspace_limit=None if limit is None else size("workspace_limit", limit),
     )
 
 
@@ -178,19 +185,40 @@ def padding_of(padding: Any, transposed: bool) -> Any:
         if padding != "same" or transposed:
             words = "" if transposed else ", 'same' or 'valid'"
             raise ProblemError("padding", repr(padding), f"integers, one or one for each spatial dimension{words}")
-    return plain(padding)
+    return padding
 
 
 def plain(value: Any) -> Any:
-    """Integers of any library as Python's, sequences of any kind as tuples; the rest as it is, to be refused."""
-    if isinstance(value, bool | str):
-        return value
+    """Numbers, booleans, words and sequences of any library as Python's own; the rest as it is, to be refused.
+
+    What is Python's own already comes back as the same object.
+    """
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, str):
+        return str(value)
     if isinstance(value, tuple | list):
-        return tuple(plain(part) for part in value)
+        parts = tuple(map(plain, value))
+        return value if type(value) is tuple and all(map(operator.is_, parts, value)) else parts
     try:
         return operator.index(value)
     except TypeError:
+        return float(value) if isinstance(value, numbers.Real) else value
+
+
+def exact(options: tuple[Any, ...]) -> bytes:
+    """What tells options apart, types included, which equality does not: 1.0 and True equal 1, and are no strides.
+
+    Raises ValueError for an option that is no value of Python's own, `plain` or not.
+    """
+    return marshal.dumps(options, EXACT)
+
+
+def boolean(name: str, value: Any) -> bool:
+    """A plain True or False. Raises UsageError."""
+    if isinstance(value, bool):
         return value
+    raise UsageError(f"{name}={value!r}: expected True or False")
 
 
 def epilogue_of(extras: Collection[str], activation: Any) -> Epilogue:

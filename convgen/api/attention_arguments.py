@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from convgen.api.arguments import DTYPES, Described
+from convgen.api.arguments import DTYPES, Described, boolean
 from convgen.errors import ProblemError, UsageError
 from convgen.problem import Align, Attention, AttentionLayout, DType, RuntimeSize, TensorSpec
 from convgen.problem.values import size
@@ -54,7 +54,8 @@ class Request:
 
 
 def request(arrays: Mapping[str, Described], options: Options) -> Request:
-    """The problem of a call with these arrays by name: query, key, value, and attn_mask, alibi_slopes, sink.
+    """The problem of a call with these arrays by name: query, key, value, and attn_mask, alibi_slopes, sink. Options
+    are plain.
 
     Raises UsageError for arrays that do not fit each other, ProblemError for another argument.
     """
@@ -96,7 +97,7 @@ def request(arrays: Mapping[str, Described], options: Options) -> Request:
             bias=kind if mask == "bias" else "none",
             alibi="alibi_slopes" in arrays,
             sink="sink" in arrays,
-            lse=bool(options.return_lse),
+            lse=options.return_lse,
             accuracy=options.accuracy,
         )
     except ProblemError as error:
@@ -117,7 +118,7 @@ def request(arrays: Mapping[str, Described], options: Options) -> Request:
         mask_axes=axes,
         shape=shape,
         lse_shape=shape[:-1],
-        return_lse=bool(options.return_lse),
+        return_lse=options.return_lse,
         workspace_limit=None if limit is None else size("workspace_limit", limit),
     )
 
@@ -134,8 +135,7 @@ def _check_options(options: Options) -> None:
     if options.align not in list(Align):
         raise UsageError(f"align={options.align!r}: expected {' or '.join(Align)}")
     for name in ("is_causal", "enable_gqa", "return_lse"):
-        if not isinstance(getattr(options, name), bool):
-            raise UsageError(f"{name}={getattr(options, name)!r}: expected True or False")
+        boolean(name, getattr(options, name))
 
 
 def _four(name: str, array: Described, rank: int) -> Described:
@@ -187,7 +187,7 @@ def _window(options: Options) -> tuple[int | None, int | None]:
     window = options.window
     if window is None:
         left = right = None
-    elif isinstance(window, tuple | list) and len(window) == 2:
+    elif isinstance(window, tuple) and len(window) == 2:
         left, right = (None if side is None else size("window", side) for side in window)
     else:
         raise UsageError(f"window={window!r}: expected (left, right), keys seen before and after, None for all")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from convgen.api import host, settings
+from convgen.api.arguments import exact, plain
 from convgen.api.choice import Chooser
 from convgen.api.decision import Decision
 from convgen.api.dispatch import MAX_CALLS, target_of
@@ -82,19 +83,24 @@ class Calls(Generic[Request]):
                 self._forget(entry.wanted.problem)
 
     def _entry(self, found: Mapping[str, Operand], options: Any) -> Entry[Request]:
-        key = (options, settings.current(), *((name, type(o.array), o.signature(o.array)) for name, o in found.items()))
+        given = tuple(options)
         try:
-            entry = self._entries.get(key)
-        except TypeError:  # an option that cannot be hashed is none that a call takes
-            return self._bind(found, options)
-        if entry is None:
-            entry = self._bind(found, options)
-            if entry.program is None or not _is_capturing(found[self._first]):
-                with self._lock:
-                    while len(self._entries) >= MAX_CALLS:
-                        self._entries.pop(next(iter(self._entries)))
-                    self._entries[key] = entry
+            return self._entries[self._key(found, given)]
+        except (KeyError, ValueError):  # a new signature, or an option that is not plain
+            understood = plain(given)
+        if understood is not given:
+            return self._entry(found, options._make(understood))
+        entry = self._bind(found, options)
+        if entry.program is None or not _is_capturing(found[self._first]):
+            with self._lock:
+                while len(self._entries) >= MAX_CALLS:
+                    self._entries.pop(next(iter(self._entries)))
+                self._entries[self._key(found, given)] = entry
         return entry
+
+    def _key(self, found: Mapping[str, Operand], options: tuple[Any, ...]) -> Hashable:
+        signatures = ((name, type(o.array), o.signature(o.array)) for name, o in found.items())
+        return (exact(options), settings.current(), *signatures)
 
     def _forget(self, problem: Problem) -> None:
         """Let the next call of a problem be decided anew."""

@@ -7,6 +7,7 @@ shape, strides, dtype and device. The way from there to launches is taken once, 
 from __future__ import annotations
 
 import functools
+import marshal
 import threading
 import weakref
 from collections.abc import Callable, Collection, Hashable
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convgen.api import host, settings
-from convgen.api.arguments import Options, Request, check_extras, described_shape, request
+from convgen.api.arguments import EXACT, Options, Request, check_extras, described_shape, exact, plain, request
 from convgen.api.choice import Chooser
 from convgen.api.decision import Decider, Decision
 from convgen.api.entries import NAMES, OUT, WEIGHT, Empty, Entry, OnGpu, Operands, bind, refuse_grad
@@ -90,7 +91,7 @@ class Dispatcher:
             # Written out, since a loop over the operands takes as long as all the rest.
             key = (
                 op,
-                options,
+                marshal.dumps(options, EXACT),
                 settings.current(),
                 known[type(x)](x),
                 None if w is None else known[type(w)](w),
@@ -101,9 +102,10 @@ class Dispatcher:
                 None if out is None else known[type(out)](out),
             )
             entry = calls[key]
-        # A new signature, a new type of array, an option that cannot be hashed, or an array that has no strides.
-        except (KeyError, TypeError, AttributeError, RuntimeError):
-            return self._call_first(op, given, options)
+        # A new signature, a new type of array, an option that is not plain, or an array that has no strides.
+        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError):
+            understood = plain(options)
+            return self._call_first(op, given, options) if understood is options else self.call(op, given, understood)
         return entry(operands)
 
     def prepare(
@@ -118,7 +120,7 @@ class Dispatcher:
             other = operand("input", input)
             check_same_place((other, given))
             example = other.described
-        wanted = request(op, example, given.described, extras, Options(*_hashable(options)))
+        wanted = request(op, example, given.described, extras, Options(*plain(options)))
         if given.library is None:
             if not has_gpu():
                 return
@@ -144,7 +146,7 @@ class Dispatcher:
     # --- the first call of a signature ------------------------------------------------------------------------
 
     def _call_first(self, op: str, operands: Operands, options: tuple[Any, ...]) -> Any:
-        call = self._understood(op, operands, _hashable(options))
+        call = self._understood(op, operands, options)
         problem = call.wanted.problem
         with self.chooser.lock(problem):
             while True:
@@ -195,7 +197,7 @@ class Dispatcher:
                 self._weights.add(call.prepared)
             while len(calls) >= MAX_CALLS:
                 calls.pop(next(iter(calls)))
-            calls[(call.op, call.options, call.setting, *signatures)] = entry
+            calls[(call.op, exact(call.options), call.setting, *signatures)] = entry
 
     def _bind(self, call: _Call) -> _Bound:
         wanted, first = call.wanted, call.operands[0]
@@ -270,8 +272,3 @@ class Dispatcher:
 def target_of(device: int) -> Target:
     """The GPU of that number."""
     return Target.current(device)
-
-
-def _hashable(options: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The options with tuples for lists, as the key of a call needs them."""
-    return tuple(_hashable(tuple(option)) if isinstance(option, list | tuple) else option for option in options)

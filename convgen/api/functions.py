@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from convgen.api.arguments import check_dtype
+import numpy as np
+
+from convgen.api.arguments import boolean, check_dtype, plain
 from convgen.api.attention import AttentionDispatcher
 from convgen.api.attention_arguments import Options as AttentionOptions
 from convgen.api.dispatch import Dispatcher
@@ -80,14 +82,16 @@ def conv2d(
     - `bias` (K,); `scale` and `shift` (K,) float32; `residual` and `out` as the output. The output is `out`, which is
       overwritten, or a new array of the input's library and dtype, (N, K, P, Q) or (K, P, Q).
 
-    float32 is computed in fp32, accumulated in fp32 as the others are. The layout is read from the strides of `input`
-    (`torch.channels_last` is one) and is the output's; arrays in another layout, and strided views, are copied first.
-    `layout` ("nchw", "nhwc", …) settles what strides leave open: a single channel, a single position, a strided view.
+    All are summed in fp32, and float32 is multiplied in fp32 but for `accuracy="fast"`. The layout is read from the
+    strides of `input` (`torch.channels_last` is one) and is the output's; arrays in another layout, and strided views,
+    are copied first. `layout` ("nchw", "nhwc", …) settles what strides leave open: a single channel, a single position,
+    a strided view.
 
     `padding` is an integer, one for each dimension, a pair (before, after) for a dimension, "valid", or "same": an
     output of ceil(extent / stride), the odd element of padding after. `activation` is "relu", "relu6", "gelu" (exact),
     "silu", "hardswish", "leaky_relu", or ("leaky_relu", slope). `accuracy="fast"` admits kernels with a larger stated
-    error. `workspace_limit`, in bytes, passes over kernels that need more temporary memory.
+    error, which for float32 may round `input` and `weight` to TF32 (11 significant bits) before they are multiplied.
+    `workspace_limit`, in bytes, passes over kernels that need more temporary memory.
 
     Which kernel runs is a matter of `tuning`. May be captured in a CUDA graph. Raises UsageError and ProblemError for
     arguments that do not fit, also for a tensor that requires grad, since there are no backward kernels yet;
@@ -270,7 +274,7 @@ def scaled_dot_product_attention(
             is_causal,
             scale,
             enable_gqa,
-            tuple(window) if isinstance(window, list) else window,
+            window,
             align,
             softcap,
             return_lse,
@@ -310,6 +314,7 @@ def prepare(
     """
     if isinstance(weight, PreparedWeight):
         raise UsageError(f"weight is {weight!r}, prepared already: pass it to the convolutions as it is")
+    is_transposed = boolean("transposed", plain(transposed))
     given = operand("weight", weight)
     check_dtype("weight", given.described)
     prepared = PreparedWeight(given.array)
@@ -318,13 +323,17 @@ def prepare(
     if input is not None:
         extras = {"bias": bias, "scale": scale, "shift": shift, "residual": residual}
         DISPATCHER.prepare(
-            f"conv{'_transpose' if transposed else ''}{len(prepared.shape) - 2}d",
+            f"conv{'_transpose' if is_transposed else ''}{len(prepared.shape) - 2}d",
             prepared,
             input,
-            [name for name, value in extras.items() if value is not None and value is not False],
+            [name for name, value in extras.items() if value is not None and not _is_false(value)],
             (stride, padding, output_padding, dilation, groups, layout, activation, accuracy, workspace_limit),
         )
     return prepared
+
+
+def _is_false(value: Any) -> bool:
+    return isinstance(value, bool | np.bool_) and not value
 
 
 def decisions() -> str:

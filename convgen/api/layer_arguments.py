@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from convgen.api.arguments import DTYPES, Described, check_dtype, epilogue_of, padding_of, plain
+from convgen.api.arguments import DTYPES, Described, boolean, check_dtype, epilogue_of, padding_of
 from convgen.api.layouts import layout_of
 from convgen.errors import ProblemError, UsageError
 from convgen.problem import BatchNorm, Layout, Pool
 from convgen.problem.pool_form import split_op
-from convgen.problem.values import dims, flag, size
+from convgen.problem.values import dims, size
 from convgen.problem.window_form import layout_of as layout_named
 
 TENSORS = {
@@ -73,7 +73,7 @@ class Request:
 
 
 def request(arrays: Mapping[str, Described], options: Options) -> Request:
-    """The problem of a call with these arrays by name. Raises UsageError, ProblemError."""
+    """The problem of a call with these arrays by name and plain options. Raises UsageError, ProblemError."""
     check_dtype("input", arrays["input"])
     wanted = _pooling(arrays, options) if isinstance(options, PoolOptions) else _normalisation(arrays, options)
     _check_arrays(wanted, arrays)
@@ -89,9 +89,8 @@ def _pooling(arrays: Mapping[str, Described], options: PoolOptions) -> Request:
         )
     is_batched = len(input.shape) == nd + 2
     input = input if is_batched else input.with_batch()
-    taps = dims("kernel_size", plain(options.kernel_size), nd, at_least=1)
-    stride = plain(options.stride)
-    divisor = plain(options.divisor_override)
+    taps = dims("kernel_size", options.kernel_size, nd, at_least=1)
+    stride, divisor = options.stride, options.divisor_override
     try:
         problem = Pool.of(
             options.op,
@@ -101,9 +100,9 @@ def _pooling(arrays: Mapping[str, Described], options: PoolOptions) -> Request:
             filter=taps,
             stride=None if stride is None or stride == () else dims("stride", stride, nd, at_least=1),
             pad=padding_of(options.padding, transposed=False),
-            dilation=dims("dilation", plain(options.dilation), nd, at_least=1),
-            ceil_mode=flag("ceil_mode", options.ceil_mode),
-            count_include_pad=flag("count_include_pad", options.count_include_pad),
+            dilation=dims("dilation", options.dilation, nd, at_least=1),
+            ceil_mode=boolean("ceil_mode", options.ceil_mode),
+            count_include_pad=boolean("count_include_pad", options.count_include_pad),
             divisor_override=0 if divisor is None else size("divisor_override", divisor, at_least=1),
             dtype=DTYPES[input.dtype],
             layout=_layout(input, options.layout),
@@ -118,7 +117,7 @@ def _normalisation(arrays: Mapping[str, Described], options: BatchNormOptions) -
     input = arrays["input"]
     if not 2 <= len(input.shape) <= 5:
         raise UsageError(f"input has shape {input.shape}: batch_norm takes (N, C) and up to 3 spatial dimensions")
-    training = flag("training", options.training)
+    training = boolean("training", options.training)
     for pair in (("weight", "bias"), UPDATED):
         if len(given := [name for name in pair if name in arrays]) == 1:
             raise UsageError(f"{given[0]} without {(set(pair) - set(given)).pop()}: expected both or neither")
@@ -171,4 +170,4 @@ def _layout(input: Described, given: Any) -> Layout:
 
 
 def _limit(limit: Any) -> int | None:
-    return None if limit is None else size("workspace_limit", plain(limit))
+    return None if limit is None else size("workspace_limit", limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from convgen.api.arguments import plain
+from convgen.api.arguments import boolean, plain
 from convgen.api.functions import DISPATCHER, Activation, Extents, Padding
 from convgen.api.layer_arguments import BatchNormOptions, PoolOptions
 from convgen.api.layer_dispatch import LayerDispatcher
@@ -168,9 +168,9 @@ def batch_norm(
 
 
 def _pooled(op: str, input: Any, options: tuple[Any, ...], layout: str | None, out: Any) -> Any:
-    return LAYERS.call({"input": input, "out": out}, PoolOptions._make((op, *map(plain, options), layout, None)))
+    return LAYERS.call({"input": input, "out": out}, PoolOptions._make((op, *options, layout, None)))
 
 
 def _refuse_indices(return_indices: bool) -> None:
-    if return_indices:
+    if boolean("return_indices", plain(return_indices)):
         raise UsageError("return_indices=True: where the maxima are is not computed, expected False")

@@ -13,6 +13,7 @@ from convgen.api.arguments import Described
 from convgen.api.prepared import PreparedWeight
 from convgen.errors import UsageError
 from convgen.runtime.arrays import Library, native
+from convgen.runtime.physical import check_unmasked
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Operand:
 def operand(name: str, array: Any) -> Operand:
     """Raises UsageError for what is no array in memory that can be used."""
     if isinstance(array, np.ndarray):
+        check_unmasked(name, array)
         if not array.dtype.isnative:
             raise UsageError(f"{name} is {array.dtype} in another byte order than this machine's: {name}.astype")
         return Operand(name, array, None, _described(array.shape, array.strides, array.dtype), -1)

@@ -114,6 +114,8 @@ def fold_batch_norm(
     except (TypeError, ValueError) as error:
         raise refusal("batch_norm", ", ".join(named), f"numbers ({shorten(str(error))})") from error
     for name, array in arrays.items():
+        if isinstance(named[name], np.ma.MaskedArray):
+            raise refusal(name, "a masked array", f"one without a mask: {name}.filled(value)")
         expected = () if name == "eps" else arrays["gamma"].shape[:1] or (1,)
         if array.shape != expected:
             raise refusal(name, array.shape, f"the shape {expected}: vectors of K, and one eps")

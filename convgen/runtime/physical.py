@@ -52,12 +52,19 @@ def check_array(spec: TensorSpec, array: Any) -> None:
     if not isinstance(array, np.ndarray):
         kind = f"{type(array).__module__}.{type(array).__qualname__}"
         raise UsageError(f"{spec.name} is a {kind}, not a NumPy array: numpy.asarray makes one")
+    check_unmasked(spec.name, array)
     if array.shape != spec.shape:
         raise UsageError(f"{spec.name} has shape {array.shape}, expected {spec.shape}")
     names = ACCEPTED_DTYPES[spec.dtype.storage.value]
     if array.dtype.name not in names or not array.dtype.isnative:
         order = "" if array.dtype.isnative else " in this machine's byte order"
         raise UsageError(f"{spec.name} is {array.dtype}, expected {' or '.join(names)}{order}")
+
+
+def check_unmasked(name: str, array: npt.NDArray[Any]) -> None:
+    """Raise UsageError for NumPy's masked array: what is masked would be read, or the mask not written."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise UsageError(f"{name} is a masked array, and masks are not heeded: expected {name}.filled(value)")
 
 
 def check_writable(spec: TensorSpec, array: npt.NDArray[Any]) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import mmap
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
+from convgen.gather import NARROW
 from convgen.lowering import lower, why_not
 from convgen.plan import Arg, CopyToSymbol, Launch, Plan, ScalarArg, SizeArg, TensorArg, WorkspaceArg, extent_at
 from convgen.problem import Problem, TensorSpec, parse_problem
@@ -186,6 +188,57 @@ def test_a_last_image_is_found_beyond_2_31() -> None:
     assert written[..., -1].all()
     answer = expected(MANY_IMAGES.replace("n=1050000", "n=1"), x=x[None], w=w)["y"]
     np.testing.assert_allclose(run.array("y")[corner][written], answer[corner][written], atol=0.05)
+
+
+LONGEST = NARROW - 2
+LONG = f"c=1 in={LONGEST} filter=3 pad=1 dtype=fp16"
+MIRRORED = f"conv1d k=1 c=1 in={NARROW // 2} filter=3 pad=1 pad_mode=reflect dtype=fp16 accuracy=fast"
+
+
+@pytest.mark.parametrize(
+    ("text", "strategy"),
+    [
+        pytest.param(MIRRORED, get_strategy("direct"), id="mirrored"),
+        *applicable(
+            f"conv1d k=1 {LONG} accuracy=fast",
+            f"conv1d k=1 {LONG} accuracy=fast pad_mode=circular",
+            f"conv1d k=1 {LONG} accuracy=fast direction=dgrad",
+            f"max_pool1d {LONG} stride=1",
+            f"avg_pool1d {LONG} stride=1 count_include_pad=no",
+        ),
+    ],
+)
+def test_an_axis_may_be_as_long_as_32_bits_count(text: str, strategy: Strategy) -> None:
+    """Its ends are those of an axis of 6000 pixels; there are zeros between."""
+    problem = parse_problem(text)
+    plan = lower(problem, strategy, None, TARGET)
+    run = Run(plan, render(plan))
+    source, output = ("dy", "dx") if "dgrad" in text else ("x", "y")
+    ends, pixels, inputs = np.r_[0:64, -64:0], np.zeros((1, 1, 6000), np.float16), {}
+    run.array(source)[..., ends] = pixels[..., ends] = integers(1, 1, 128)
+    if "conv" in text:
+        run.array("w")[...] = inputs["w"] = integers(1, 1, 3)
+    assert not run.go().faults
+    answer = expected(text.replace(str(problem.tensor(source).shape[-1]), "6000"), **inputs, **{source: pixels})[output]
+    ends = np.r_[0:8, -8:0]
+    assert (run.written(output)[..., ends] != 0).all()
+    np.testing.assert_allclose(run.array(output)[..., ends], answer[..., ends], atol=0.05)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"conv1d k=1 {LONG} stride=2",
+        f"conv_transpose1d k=1 c=1 in={LONGEST} filter=4",
+        MIRRORED,
+        f"max_pool1d {LONG} stride=1",
+    ],
+)
+def test_a_longer_axis_is_refused(text: str) -> None:
+    problem = parse_problem(re.sub(r"in=(\d+)", lambda found: f"in={int(found[1]) + 1}", text))
+    reasons = [why_not(problem, strategy, TARGET) for strategy in strategies_of(problem)]
+    assert None not in reasons
+    assert any("kernels keep coordinates in 32 bits, up to 2147418112" in str(reason) for reason in reasons)
 
 
 def test_offsets_of_32_bits_would_be_found() -> None:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from convgen.gather import Gather
+from convgen.gather import NARROW, Gather
 from convgen.plan import Extent, Numerics, Placement, batch_extent, extent_at
 from convgen.problem import Activation, Conv, DType, PadMode, Problem
 from convgen.space import Config
@@ -20,8 +20,6 @@ INTEGER_DTYPES = (DType.INT8, DType.UINT8)
 
 EXACT = Numerics(steps=1)
 """Of sums of integers: they are exact, and rounded once where fp32 takes them."""
-
-MAX_COORDINATE = (1 << 31) - 1
 
 _HEADERS = {"float": "device/fp32.cuh", "__half": "device/fp16.cuh", "__nv_bfloat16": "device/bf16.cuh"}
 _BORDERS = {
@@ -52,15 +50,16 @@ def not_covered(problem: Conv, integers: bool = False) -> str | None:
             if dtype not in SIMT_DTYPES:
                 names = ", ".join(d.value for d in (*SIMT_DTYPES, *INTEGER_DTYPES * integers))
                 return f"{role}={dtype.value} has no kernel yet; CUDA cores compute {names}"
+    coarse = problem.spatial if problem.transposed else problem.out
     reach = max(
-        (o - 1) * s + (f - 1) * d + 1 + extent
-        for o, s, f, d, extent in zip(
-            problem.out, problem.stride, problem.filter, problem.dilation, problem.spatial, strict=True
-        )
+        (extent - 1) * s + (f - 1) * d + 1
+        for extent, s, f, d in zip(coarse, problem.stride, problem.filter, problem.dilation, strict=True)
     )
-    largest = max(reach, problem.c, problem.k, problem.max_batch or 1)
-    if largest > MAX_COORDINATE:
-        return f"an index along one axis reaches {largest}; kernels keep coordinates in 32 bits"
+    mirrored = 2 * max(problem.spatial) if problem.pad_mode is PadMode.REFLECT else 0
+    extents = (*problem.spatial, *problem.out, problem.c, problem.k, problem.max_batch or 1)
+    largest = max(reach, mirrored, *extents)
+    if largest > NARROW:
+        return f"an index along one axis reaches {largest}; kernels keep coordinates in 32 bits, up to {NARROW}"
     return None
 
 

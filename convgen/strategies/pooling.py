@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from convgen.gather import NARROW
 from convgen.plan import Extent, Launch, Param, SizeArg, TensorArg, batch_extent
 from convgen.problem import DType, Layout, Pool
 from convgen.space import Config
@@ -13,7 +14,6 @@ from convgen.strategies import common
 from convgen.strategies.naming import kernel_name
 from convgen.strategies.operands import Operand
 
-NARROW = (1 << 31) - 1
 PACK_BYTES = 16
 DTYPES = (DType.FP32, DType.FP16, DType.BF16)
 
@@ -112,10 +112,10 @@ def not_covered(problem: Pool) -> str | None:
     """Why the kernels cannot take the problem's type or extents; None if they can."""
     if problem.dtype not in DTYPES:
         return f"dtype={problem.dtype.value} has no kernel yet; pooling computes {', '.join(DTYPES)}"
-    reach = max(abs(axis.last) + 1 for axis in axes(problem))
+    reach = max(axis.offset + abs(axis.last) + axis.spread for axis in axes(problem))
     largest = max(reach, *problem.spatial, problem.c, problem.max_batch or 1)
-    if largest > NARROW // 2:
-        return f"an index along one axis reaches {largest}; kernels keep coordinates in 32 bits"
+    if largest > NARROW:
+        return f"an index along one axis reaches {largest}; kernels keep coordinates in 32 bits, up to {NARROW}"
     return None
 
 

@@ -20,9 +20,11 @@ from convgen.cache import DiskCache
 from convgen.compiler import Binary, compile_cuda, header_directory
 from convgen.errors import DeviceError, UsageError
 from convgen.launcher import launcher_files
+from convgen.lowering import lower, why_not
 from convgen.plan import Plan
-from convgen.problem import Conv, TensorSpec
+from convgen.problem import Conv, TensorSpec, parse_problem
 from convgen.reference import encode, reference
+from convgen.strategies import strategies_of
 from convgen.target import Target
 
 pytest.importorskip("cuda.bindings.nvrtc")
@@ -202,6 +204,47 @@ def test_the_launcher_compiles_without_warnings(command: list[str], scale: Binar
             (tmp_path / name).write_text(text)
         source = tmp_path / f"{plan.name}_example.c"
         subprocess.run([*command, "-c", str(source), f"-I{headers}", "-o", str(tmp_path / "out.o")], check=True)
+
+
+CALLER = """
+#include "{name}.h"
+#define PROGRAM(part) {name}##part
+
+int main(void)
+{{
+    static PROGRAM() program;
+    CUresult status = PROGRAM(_load)(&program);
+    if (!status) status = PROGRAM(_run)(&program, {pointers}, PROGRAM(_workspace_bytes)() ? 4096 : 0, NULL);
+    return status ? (int)status : (int)PROGRAM(_unload)(&program);
+}}
+"""
+"""A caller as the README shows it; the driver looks at no address."""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "attention heads_q=8 seq_q=128 head_dim=64 causal=bottom_right mask=key lse=yes dtype=bf16",
+        "attention heads_q=8 heads_kv=2 seq_q=1 seq_kv=8192 head_dim=64 dtype=fp16",
+        "max_pool2d n=2 c=8 in=32x32 filter=3x3 stride=2 pad=1",
+        "avg_pool3d c=8 in=8 filter=8 layout=nhwc",
+        "batch_norm n=2 c=8 in=32x32 mode=training",
+    ],
+)
+def test_launchers_of_other_problems_are_called_alike(text: str, fake_driver: Path, tmp_path: Path) -> None:
+    problem = parse_problem(text)
+    plan = next(lower(problem, s, None, H200) for s in strategies_of(problem) if why_not(problem, s, H200) is None)
+    for name, content in launcher_files(plan, b"\x7fELF").items():
+        (tmp_path / name).write_text(content)
+    pointers = ", ".join(f"(CUdeviceptr){512 * (i + 1)}" for i in range(len(plan.inputs) + len(plan.outputs)))
+    (tmp_path / "caller.c").write_text(CALLER.format(name=plan.name, pointers=pointers))
+    link = [f"-I{header_directory()}", f"-L{fake_driver}", "-lcuda", "-o", "caller"]
+    subprocess.run([*_compilers()[0], "caller.c", *link], check=True, cwd=tmp_path)
+    log = tmp_path / "log"
+    settings = {**os.environ, "LD_LIBRARY_PATH": str(fake_driver), "FAKE_CUDA_LOG": str(log)}
+    subprocess.run([tmp_path / "caller"], check=True, env=settings)
+    launched = [line.split()[1:4] for line in log.read_text().splitlines() if line.startswith("launch")]
+    assert [[name, int(x)] for name, x, _ in launched] == [[step.kernel.name, step.grid[0]] for step in plan.launches]
 
 
 def test_the_embedded_cubin_is_the_cubin(scale: Binary) -> None:

@@ -31,8 +31,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "verify",
         parents=[common],
         help="run kernels and hold the answers against float64",
-        description="Exit status 5 if any answer is wrong, else 4 if any kernel failed to build or run, "
-        "else 3 if no strategy applied to anything.",
+        description="Exit status 5 if any answer is wrong, else 4 if any kernel failed to build or run or cannot be "
+        "judged, else 3 if no strategy applied to anything.",
     )
     add_problems(parser)
     parser.add_argument("--strategy", metavar="NAME|all", default="all", help="default: all")

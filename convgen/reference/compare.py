@@ -39,7 +39,7 @@ class Element:
 class Comparison:
     """The outcome of `compare`.
 
-    `count` elements were judged: those whose bound is not infinite. Where there are others alone, it is not `ok`.
+    `count` elements were judged: all but numbers whose bound is infinite. Where there are only such, it is not `ok`.
     `max_error` is the largest |got - reference| among elements that are finite in both, `max_ratio` the largest
     error / bound among all, `worst` the element that has it. `finite_mismatch` counts the wrong elements that are NaN
     or infinite on one side, or differently on both. `wrong` holds the first few wrong elements.
@@ -89,7 +89,7 @@ def compare(
     ratio = xp.where(error == 0, 0.0, error / bound)
     ratio = xp.where(comparable | right, ratio, xp.inf)
     wrong = xp.flatnonzero(~right)
-    count = int((~xp.isinf(bound) | ~right).sum())
+    count = int((xp.isfinite(bound) | ~xp.isfinite(reference) | ~right).sum())
 
     def element(position: int) -> Element:
         flat = position if indices is None else int(indices[position])

@@ -67,7 +67,7 @@ class VerifyResult:
     bound: float | None = None
     """The bound of that element."""
     compared: int = 0
-    """Elements held against the oracle; not those whose bound is infinite."""
+    """Elements held against the oracle; not numbers whose bound is infinite."""
     coverage: float = 0.0
     """Fraction of the output's elements that were compared."""
     sanitized: bool = False

@@ -27,7 +27,7 @@ from convgen.strategies.wgmma_tiling import PATCHES, Tiling, WgmmaConfig
 from convgen.target import Target
 from convgen.verify import Case, Settings, verify_cases
 
-FEW = dataclasses.replace(TARGET, sm_count=2)
+FEW = dataclasses.replace(TARGET, sm_count=7)
 """So that every block goes through several tiles."""
 
 BASE = WgmmaConfig("square", 1, 32, 2, 1, 3, 3, 1, 1)
@@ -165,11 +165,10 @@ def test_x_comes_once_where_its_halo_serves_all_taps(patches: str, pixels: int) 
 )
 def test_blocks_go_round_their_rings(changes: dict[str, int | str]) -> None:
     """Whether copies come at once or as late as can be: the same bits."""
-    target = dataclasses.replace(TARGET, sm_count=1)
-    require_right(LAYER, config(**changes), target)
+    require_right(LAYER, config(**changes))
     results = []
     for copies in Copies:
-        report, result = run(Conv.parse(LAYER), config(**changes), target, Mode.CHECK, copies)
+        report, result = run(Conv.parse(LAYER), config(**changes), FEW, Mode.CHECK, copies)
         report.require_clean()
         results.append(result)
     np.testing.assert_array_equal(*results)
@@ -183,6 +182,16 @@ def test_warpgroups_take_turns_in_order_unless_their_rings_come_around() -> None
     assert Tiling(g, config(**resident, x_stages=6)).ordered  # stage 0 would be waited for before its other filling
     assert Tiling(g, config(consumers=4, x_stages=4, w_stages=8)).ordered
     assert not Tiling(g, config(consumers=4, sharing=4, x_stages=2, w_stages=3)).ordered
+
+
+def test_only_tiles_that_leave_multiprocessors_idle_are_split() -> None:
+    g = gather(Conv.parse(LAYER))
+    t = Tiling(g, config(split_k=2))
+    assert (t.tiles(2), t.split_tiles(2, FEW)) == (24, 3)
+    assert t.blocks(2, FEW) == 7
+    assert t.blocks(2, TARGET) == 48  # 24 tiles on 132 multiprocessors: all are split
+    with pytest.raises(ConfigError, match="24 tiles leave none of 8 multiprocessors idle"):
+        STRATEGY.check(Conv.parse(LAYER), config(split_k=2), dataclasses.replace(TARGET, sm_count=8))
 
 
 @pytest.mark.parametrize("epilogue", ["bias+relu", "scale+shift+bias+residual+gelu", "residual"])

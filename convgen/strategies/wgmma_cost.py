@@ -34,7 +34,10 @@ CALL = 35
 def seconds(problem: Conv, t: Tiling, target: Target) -> float:
     """Predicted seconds of both kernels."""
     c, batch = t.c, t.g.batch_size
-    turns = math.ceil(t.tiles(batch) / t.blocks(batch, target))
+    tiles, split = t.tiles(batch), t.split_tiles(batch, target)
+    turns: float = math.ceil((tiles - split) / t.blocks(batch, target))
+    if split:
+        turns += math.ceil(split * c.split_k / target.sm_count) * t.panels_of_part / t.panels
     slots = c.consumers // c.sharing
     # Power, not the clock, sets the rate of long products.
     slowed = target.peak.of(problem.dtype.value) / target.attainable.of(problem.dtype.value)
@@ -48,12 +51,12 @@ def seconds(problem: Conv, t: Tiling, target: Target) -> float:
     waits = LATENCY * max(x_tiles / max(c.x_stages - 1, 0.5), 0 if t.resident else t.taps / max(c.w_stages - 1, 0.5))
     panel = math.hypot(t.taps * step, waits, loads)
     results = TILE + RESULT * t.sums
-    products = t.panels_of_part * panel + (TURN if t.ordered else 0)
+    products = t.panels * panel + (TURN if t.ordered else 0)
     tile = max(products, (products + results) / slots) if slots > 1 else products + results
     cycles = START + turns * tile + (results if slots > 1 else 0)
     if t.resident:
         cycles += t.w_tiles * t.w_bytes / BYTES_PER_CYCLE
-    partial = 4 * c.split_k * t.g.y.size if c.split_k > 1 else 0
+    partial = c.split_k * split * t.part_bytes
     dram = (problem.bytes + partial) / target.attainable.bandwidth
     total = math.hypot(cycles / target.clock_hz, dram) + LAUNCH_SECONDS
     if partial:

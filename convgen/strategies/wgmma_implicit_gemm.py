@@ -7,12 +7,25 @@ after tile: one warpgroup calls for what comes next while the others multiply an
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from typing import Any
 
 from convgen.errors import ConfigError, UsageError
 from convgen.gather import Gather, gather
-from convgen.plan import Launch, Numerics, Param, Placement, Plan, TensorArg, TensorMapArg, batch_extent
+from convgen.plan import (
+    Buffer,
+    Launch,
+    Numerics,
+    Param,
+    Placement,
+    Plan,
+    TensorArg,
+    TensorMapArg,
+    WorkspaceArg,
+    batch_extent,
+)
 from convgen.problem import Accuracy, Conv, Direction, DType, PadMode
 from convgen.space import Space
 from convgen.strategies import common, descent, operands, partial_sums, rules, wgmma_cost
@@ -26,6 +39,11 @@ MAX_COUNT = 1 << 30
 """Positions and tiles that kernels count to."""
 MAX_SPLITS = 64
 MAX_PARTIAL_BYTES = 1 << 30
+START_WIDTHS = (64, 96, 128, 192)
+START_SHAPES = ((2, 2, 1), (1, 4, 2), (1, 3, 3), (3, 1, 1))
+"""Tiles, consumers and those that share a tile."""
+START_STAGES = ((2, 4), (4, 4), (6, 6), (4, 9))
+MOST_STARTS = 3
 ALIGNMENT = 16
 """Bytes that strides of TMA's tensors are multiples of."""
 
@@ -119,10 +137,10 @@ class WgmmaImplicitGemm:
             raise ConfigError(f"slabs={c.slabs}: expected at most {c.tiles if t.mapped else 1}, a slab for each 64 "
                               "positions whose results TMA writes")  # fmt: skip
         self._check_numerics(problem, t)
-        self._check_parts(problem, t)
+        self._check_parts(t, target)
         rules.shared_fits("stages and results take", t.shared_bytes, target)
         positions = t.units * (problem.max_batch or g.batch_size) * t.c.block_m // t.units_of_block
-        if positions * t.channel_tiles * c.split_k > MAX_COUNT * tiling.ROWS or positions > MAX_COUNT:
+        if positions * t.channel_tiles > MAX_COUNT * tiling.ROWS or positions > MAX_COUNT:
             raise ConfigError(
                 f"{positions} positions in {t.channel_tiles} tiles of channels: kernels count up to {MAX_COUNT}"
             )
@@ -149,7 +167,7 @@ class WgmmaImplicitGemm:
                 f"{length} terms by {length * 2.0**-24:.2e}; accuracy=fast admits it"
             )
 
-    def _check_parts(self, problem: Conv, t: Tiling) -> None:
+    def _check_parts(self, t: Tiling, target: Target) -> None:
         split = t.c.split_k
         if split == 1:
             return
@@ -157,13 +175,43 @@ class WgmmaImplicitGemm:
             raise ConfigError(f"split_k={split}: at most {MAX_SPLITS}, every part is written and read once more")
         if t.panels_of_part * (split - 1) >= t.panels:
             raise ConfigError(f"split_k={split}: {t.panels} panels leave a part with none")
-        partial = 4 * split * common.most_results(problem, t.g)
-        if partial > MAX_PARTIAL_BYTES:
-            raise ConfigError(f"split_k={split}: partial results of {partial} bytes, more than {MAX_PARTIAL_BYTES}")
+        tiles = t.most_split_tiles(t.g.batch, target)
+        if not tiles:
+            raise ConfigError(f"split_k={split}: {t.tiles(t.g.batch_size)} tiles leave none of {target.sm_count} "
+                              "multiprocessors idle")  # fmt: skip
+        if split * tiles * t.part_bytes > MAX_PARTIAL_BYTES:
+            raise ConfigError(f"split_k={split}: partial results of {split * tiles * t.part_bytes} bytes, more than "
+                              f"{MAX_PARTIAL_BYTES}")  # fmt: skip
 
     def default(self, problem: Conv, target: Target) -> WgmmaConfig:
-        settled: WgmmaConfig = descent.settled(self, problem, target, self._legal_start(problem, target))
-        return settled
+        starts = self._starts(problem, target) or [self._legal_start(problem, target)]
+        settled: list[WgmmaConfig] = [descent.settled(self, problem, target, start) for start in starts]
+        return min(settled, key=lambda config: self.cost(problem, config, target))
+
+    def _starts(self, problem: Conv, target: Target) -> list[WgmmaConfig]:
+        """Of configs of the shapes that win, those that are predicted best: one alone leads down into one valley."""
+        g = gather(problem)
+        found: dict[WgmmaConfig, float] = {}
+        for patches, width, shape, stages in itertools.product(
+            tiling.PATCHES, START_WIDTHS, START_SHAPES, START_STAGES
+        ):
+            plain = _start(problem, patches)
+            t = Tiling(g, plain)
+            start = dataclasses.replace(
+                plain,
+                block_n=plain.block_n if t.shared_groups > 1 else min(width, -(-g.m // 8) * 8),
+                tiles=shape[0],
+                consumers=shape[1],
+                sharing=shape[2],
+                x_stages=stages[0],
+                w_stages=min(stages[1], t.w_tiles),
+            )
+            try:
+                self.check(problem, start, target)
+            except ConfigError:
+                continue
+            found[start] = self.cost(problem, start, target)
+        return sorted(found, key=found.__getitem__)[:MOST_STARTS]
 
     def _legal_start(self, problem: Conv, target: Target) -> WgmmaConfig:
         """A plain config: the first that is legal; the last of them is legal wherever any is."""
@@ -183,22 +231,21 @@ class WgmmaImplicitGemm:
         g = gather(problem)
         c = config
         t = Tiling(g, c)
-        split = c.split_k > 1
-        stored = (partial_sums.stored(g),) if split else (*operands.epilogue(problem), operands.y(g))
+        partial = (partial_sums.stored(g),) if c.split_k > 1 else ()
         mapped = (_x_map(t), _w_map(t), *((_y_map(t),) if t.mapped else ()))
-        taken = (*mapped, *stored, *operands.runtime_batch(g))
-        grid = (t.blocks(g.batch_size if g.batch is not None else problem.max_batch or g.batch_size, target), 1, 1)
+        results = (*operands.epilogue(problem), operands.y(g), *operands.runtime_batch(g))
+        grid = t.blocks(g.batch_size if g.batch is not None else problem.max_batch or g.batch_size, target)
         name = common.kernel_name(problem, self.name, c)
-        product = operands.launch(name, taken, grid, (c.threads, 1, 1), t.shared_bytes)
-        reduce = partial_sums.reduce(problem, g, self.name, c)
-        launches = (product, reduce) if split else (product,)
+        product = operands.launch(name, (*mapped, *partial, *results), (grid, 1, 1), (c.threads, 1, 1), t.shared_bytes)
+        reduce = _reduce(problem, t, target, results)
+        launches = (product, reduce) if partial else (product,)
         return Plan(
             problem, self.name, c, target,
             template=self.template,
-            constants=_constants(problem, t, product) | partial_sums.constants(g, reduce, c.split_k),
+            constants=_constants(problem, t, target, product, reduce),
             kernels=tuple(launch.kernel for launch in launches),
             steps=launches,
-            workspace=partial_sums.workspace(g, c.split_k),
+            workspace=(Buffer("partial", c.split_k * _most_split(t, target) * t.part_bytes),) if partial else (),
             alignment=_alignment(t),
             placements=_placements(t),
             numerics=_numerics(problem, t),
@@ -354,6 +401,22 @@ def _y_map(t: Tiling) -> Operand:
     return Param("y_map", "const __grid_constant__ TensorMap"), arg
 
 
+# --- the sums that are split --------------------------------------------------------------------------
+
+
+def _most_split(t: Tiling, target: Target) -> int:
+    return t.most_split_tiles(t.g.batch, target)
+
+
+def _reduce(problem: Conv, t: Tiling, target: Target, results: tuple[Operand, ...]) -> Launch:
+    """The launch that adds the parts of split tiles, two results a thread, and applies the epilogue."""
+    parts = Param("partial", f"const {partial_sums.sum_type(t.g)}*"), WorkspaceArg("partial")
+    pairs = t.c.block_m * t.w_rows // 2
+    grid = (-(-pairs // partial_sums.THREADS), max(_most_split(t, target), 1), 1)
+    name = common.kernel_name(problem, STRATEGY.name, t.c, "reduce")
+    return operands.launch(name, (parts, *results), grid, (partial_sums.THREADS, 1, 1))
+
+
 # --- what the template is told ------------------------------------------------------------------------
 
 
@@ -376,7 +439,7 @@ _SHARED_CONSTANTS = (
 )
 
 
-def _constants(problem: Conv, t: Tiling, product: Launch) -> dict[str, Any]:
+def _constants(problem: Conv, t: Tiling, target: Target, product: Launch, reduce: Launch) -> dict[str, Any]:
     g, c = t.g, t.c
     shared = common.gather_constants(problem, g)
     return {name: shared[name] for name in _SHARED_CONSTANTS} | {
@@ -384,7 +447,13 @@ def _constants(problem: Conv, t: Tiling, product: Launch) -> dict[str, Any]:
         "kernel": product.kernel.name,
         "params": product.kernel.params,
         "numerics": _numerics_text(problem, c),
-        "offset_t": "long long" if g.wide or 4 * c.split_k * common.most_results(problem, g) > MAX_COUNT else "int",
+        "offset_t": "long long" if g.wide else "int",
+        "reduce_kernel": reduce.kernel.name,
+        "reduce_params": reduce.kernel.params,
+        "parts": c.split_k,
+        "sum_t": partial_sums.sum_type(g),
+        "to_out": "static_cast<out_t>" if g.y.dtype.is_integer else "from_float<out_t>",
+        "multiprocessors": target.sm_count,
         "wgmma_type": tiling.wgmma_type(problem.dtype),
         "wgmma_extents": [c.block_n],
         "patches": c.patches,
@@ -440,14 +509,14 @@ def _numerics_text(problem: Conv, c: WgmmaConfig) -> str:
     if problem.dtype.is_integer:
         stored = "" if problem.out_dtype is DType.INT32 else ", rounded to fp32 before what follows"
         return f"exact: products and sums in int32, which wrap past 2^31{stored}."
-    parts = " The parts are added in order, in fp32." if c.split_k > 1 else ""
+    parts = " Parts are added in order, in fp32." if c.split_k > 1 else ""
     return f"exact products, sums in fp32 as tensor cores cut them, in the order of the terms.{parts}"
 
 
 def _alignment(t: Tiling) -> dict[str, int]:
     if t.staged:
         return {t.g.y.name: ALIGNMENT}
-    return {t.g.y.name: 2 * t.g.y.dtype.itemsize} if t.g.m % 2 == 0 and t.c.split_k == 1 else {}
+    return {t.g.y.name: 2 * t.g.y.dtype.itemsize} if t.g.m % 2 == 0 else {}
 
 
 def _placements(t: Tiling) -> tuple[Placement, ...]:

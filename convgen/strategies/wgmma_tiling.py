@@ -65,7 +65,8 @@ class WgmmaConfig(Config):
     slabs: int
     """Of a warpgroup, for 64 positions' results each on their way from shared memory to y."""
     split_k: int
-    """Parts of the sum that run in parallel, added in a fixed order by a second kernel."""
+    """Parts of the sums of tiles that leave multiprocessors idle: those after the last one that all have as many of.
+    They run in parallel and are added in a fixed order by a second kernel."""
 
     @property
     def threads(self) -> int:
@@ -264,7 +265,7 @@ class Tiling:
     def staged(self) -> bool:
         """Whether results leave through shared memory: those of two bytes, in rows of a multiple of 16 bytes."""
         whole = self.g.groups == 1 or self.shared_groups > 1 or self.g.m % self.c.block_n == 0
-        return self.c.split_k == 1 and self.g.y.dtype.itemsize == 2 and self.g.groups * self.g.m % 8 == 0 and whole
+        return self.g.y.dtype.itemsize == 2 and self.g.groups * self.g.m % 8 == 0 and whole
 
     @property
     def mapped(self) -> bool:
@@ -311,8 +312,8 @@ class Tiling:
         or where the earlier filling was one's own: where the rings come around with one's own tiles.
         """
         slots = self.c.consumers // self.c.sharing
-        x_steps = self.panels_of_part * (1 if self.is_halo else self.taps)
-        w_steps = self.panels_of_part * self.taps
+        x_steps = self.panels * (1 if self.is_halo else self.taps)
+        w_steps = self.panels * self.taps
         own = self.c.x_stages % (slots * x_steps) == 0 and (self.resident or self.c.w_stages % (slots * w_steps) == 0)
         return slots > 1 and not (own and self.c.split_k == 1)
 
@@ -336,21 +337,34 @@ class Tiling:
     # --- work ----------------------------------------------------------------------------------------
 
     def tiles(self, batch: int) -> int:
-        """Of the whole product, parts counted apart."""
-        return -(-batch * self.units // self.units_of_block) * self.channel_tiles * self.c.split_k
+        """Of results."""
+        return -(-batch * self.units // self.units_of_block) * self.channel_tiles
+
+    def split_tiles(self, batch: int, target: Target) -> int:
+        """Of them, those whose sums are split."""
+        return self.tiles(batch) % target.sm_count if self.c.split_k > 1 else 0
 
     def blocks(self, batch: int, target: Target) -> int:
         """Blocks that are launched: each goes through tiles that are that many apart."""
-        tiles = self.tiles(batch)
+        tiles = self.tiles(batch) + (self.c.split_k - 1) * self.split_tiles(batch, target)
         if not self.resident:
             return min(tiles, target.sm_count)
         # A block keeps its channels.
         return min(tiles, max(target.sm_count // self.channel_tiles, 1) * self.channel_tiles)
 
+    def most_split_tiles(self, batch: int | None, target: Target) -> int:
+        """At any batch, where it is known at run time only."""
+        return self.split_tiles(batch, target) if batch is not None else target.sm_count - 1
+
+    @property
+    def part_bytes(self) -> int:
+        """Of a part of a tile's sums."""
+        return 4 * self.c.block_m * self.w_rows
+
     @property
     def mma_steps(self) -> int:
-        """Roundings of EPS_ACC that a product meets: those of the wgmma behind it, and of the parts' sum."""
-        return self.panels_of_part * self.taps * self.k_steps + -(-(self.c.split_k - 1) // 4)
+        """Roundings of EPS_ACC that a product meets: those of the wgmma behind it."""
+        return self.panels * self.taps * self.k_steps
 
 
 def wgmma_type(dtype: DType) -> str:

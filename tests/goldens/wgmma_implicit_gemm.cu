@@ -1,6 +1,6 @@
-// conv2d_fprop_wgmma_implicit_gemm_n2c8i13x11_k12f3x3p1_bf16_nhwc_610fba30
+// conv2d_fprop_wgmma_implicit_gemm_n2c8i13x11_k12f3x3p1_bf16_nhwc_5b3a9499
 // conv2d n=2 c=8 k=12 in=13x11 filter=3x3 pad=1 dtype=bf16 layout=nhwc epilogue=bias+relu
-// wgmma_implicit_gemm: patches=square,tiles=1,block_n=16,consumers=1,sharing=1,x_stages=2,w_stages=8,slabs=1,split_k=1
+// wgmma_implicit_gemm: patches=square,tiles=1,block_n=16,consumers=4,sharing=1,x_stages=8,w_stages=9,slabs=1,split_k=1
 //
 // Idea       The convolution is a matrix product of the patches of x and the filter. A thread tells the copy engine (TMA) which
 //            tiles of x and w to bring into rings of stages in shared memory; warpgroups multiply them where they lie
@@ -21,11 +21,11 @@
 //            panel                the products of a line's channels with all taps, 1 in all
 //
 // Mapping    block       1 x 64 positions x 16 channels at a time, the tiles of channels next to each other
-//            warpgroup   1 multiply, 1 to a tile, 1 x 64 positions each; the last one's warps 0 and 1 call for x and w
+//            warpgroup   4 multiply, 1 to a tile, 1 x 64 positions each; the last one's warps 0 and 1 call for x and w
 //            wgmma       64 positions x 16 channels x 16 terms
-//            grid.x      blocks that stay
+//            grid.x      blocks that stay, all tiles of one block of the same channels
 //
-// Shared     +- x,  2 stages of 12800  -+- w,  8 tiles of 2048   -+- results, a slab a warpgroup -+- mbarriers -+
+// Shared     +- x,  8 stages of 12800  -+- w,  9 tiles of 2048   -+- results, a slab a warpgroup -+- mbarriers -+
 //            lines of 128 bytes, their pieces of 16 moved by the swizzle of the same length
 //
 // Numerics   exact products, sums in fp32 as tensor cores cut them, in the order of the terms.
@@ -337,6 +337,30 @@ __device__ __forceinline__ bool elect_sync() {
 #endif
 }
 
+// How many registers the threads of a warpgroup have (sm_90a): a producer of tiles needs few, a consumer many.
+//
+// All 128 threads call. A kernel starts with as many for every thread as its __launch_bounds__ leave (168 of 384 threads);
+// what one warpgroup gives back another may take, and waits for. 24 to 256, a multiple of 8.
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+    static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0, "24 to 256, a multiple of 8");
+#ifdef CONVGEN_SIM
+    convgen_sim_setmaxnreg(kRegisters);
+#else
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(kRegisters));
+#endif
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+    static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0, "24 to 256, a multiple of 8");
+#ifdef CONVGEN_SIM
+    convgen_sim_setmaxnreg(-kRegisters);
+#else
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(kRegisters));
+#endif
+}
+
 // Barriers of some of a block's threads: number 1 to 15 (0 is __syncthreads), `count` threads in all, whole warps.
 
 __device__ __forceinline__ void bar_sync(unsigned number, unsigned count) {
@@ -606,8 +630,8 @@ constexpr offset_t kYBatch = 1716, kYH = 132, kYW = 12;
 
 // Tunables.
 constexpr int kTiles = 1, kBlockN = 16;
-constexpr int kConsumers = 1, kSharing = 1;
-constexpr int kXStages = 2, kWStages = 8;
+constexpr int kConsumers = 4, kSharing = 1;
+constexpr int kXStages = 8, kWStages = 9;
 constexpr int kParts = 1;
 
 constexpr int kSlots = kConsumers / kSharing;  // tiles that a block works on at a time
@@ -627,7 +651,7 @@ constexpr int kSubtilesH = 2, kSquareH = 8, kSubtilesW = 2, kSquareW = 8;
 constexpr int kXBytes = 12800, kWBytes = 2048;
 constexpr int kSubtileBytes = 12800;  // of x, from the pixels of 64 positions to the next's
 constexpr int kWRowBytes = 128;
-constexpr int kWAt = 25600, kStagingAt = 41984, kBarriersAt = 41984;
+constexpr int kWAt = 102400, kStagingAt = 120832, kBarriersAt = 120832;
 
 // What follows the accumulator, in this order: bias, activation.
 struct Epilogue {
@@ -641,20 +665,16 @@ struct Epilogue {
     }
 };
 
-// The tile of a number: parts first, then the channels, then the positions.
+// A tile of results: the tiles of channels first, then the positions.
 struct Tile {
-    int part, first_panel, panels;
     int x_channel, channel, left;  // the first channels of x and y; how many of y are left of the group
     int unit;                      // the first subtile or position
+    int first_panel = 0, panels = kPanels;
 
     __device__ __forceinline__ explicit Tile(int tile) {
-        part = tile % kParts;
-        tile /= kParts;
         const int of_group = tile % kChannelTiles;
-        unit = tile / kChannelTiles * kUnitsOfBlock;
-        first_panel = part * kPanelsOfPart;
-        panels = min(kPanelsOfPart, kPanels - first_panel);
         const int group = of_group / kTilesM * kSharedGroups, m = of_group % kTilesM * kBlockN;
+        unit = tile / kChannelTiles * kUnitsOfBlock;
         x_channel = group * kQ;
         channel = group * kM + m;
         left = kSharedGroups > 1 ? kSharedGroups * kM : kM - m;
@@ -688,13 +708,12 @@ struct Place {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(256, 1)
-conv2d_fprop_wgmma_implicit_gemm_n2c8i13x11_k12f3x3p1_bf16_nhwc_610fba30(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const __nv_bfloat16* __restrict__ bias, __nv_bfloat16* y) {
+extern "C" __global__ void __launch_bounds__(640, 1)
+conv2d_fprop_wgmma_implicit_gemm_n2c8i13x11_k12f3x3p1_bf16_nhwc_5b3a9499(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const __nv_bfloat16* __restrict__ bias, __nv_bfloat16* y) {
     CONVGEN_SHARED(shared);
     unsigned long long* const x_full = reinterpret_cast<unsigned long long*>(shared + kBarriersAt);
     unsigned long long* const x_empty = x_full + kXStages;
     unsigned long long* const w_full = x_empty + kXStages;
-    unsigned long long* const w_empty = w_full + kWStages;
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < kXStages; ++stage) {
             mbarrier_init(x_full + stage, 1);
@@ -702,15 +721,16 @@ conv2d_fprop_wgmma_implicit_gemm_n2c8i13x11_k12f3x3p1_bf16_nhwc_610fba30(const _
         }
         for (int stage = 0; stage < kWStages; ++stage) {
             mbarrier_init(w_full + stage, 1);
-            mbarrier_init(w_empty + stage, kSharing);
         }
         fence_mbarrier_init();
     }
     __syncthreads();
-    const int all = (batch * kUnits + kUnitsOfBlock - 1) / kUnitsOfBlock * kChannelTiles * kParts;
+    const int tiles = (batch * kUnits + kUnitsOfBlock - 1) / kUnitsOfBlock * kChannelTiles;
+    const int all = tiles;
     const int warpgroup = threadIdx.x / 128;
 
     if (warpgroup == kConsumers) {  // calls for tiles
+        setmaxnreg_dec<24>();
         const int warp = threadIdx.x / 32 % 4;
         if (warp == 0 && elect_sync()) {
             prefetch_tensormap(&x);
@@ -740,18 +760,19 @@ conv2d_fprop_wgmma_implicit_gemm_n2c8i13x11_k12f3x3p1_bf16_nhwc_610fba30(const _
                 const Tile tile(number);
                 for (int panel = tile.first_panel; panel < tile.first_panel + tile.panels; ++panel) {
                     for (int tap = 0; tap < kTaps; ++tap) {
-                        mbarrier_wait_parity(w_empty + ring.stage, ring.parity ^ 1);
                         mbarrier_arrive_expect_tx(w_full + ring.stage, 2048);
                         const int from[3] = {panel % kChunks * kLine, panel / kChunks * kTaps + tap, tile.channel};
                         cp_async_bulk_tensor_load(shared + kWAt + ring.stage * kWBytes, &w, from, w_full + ring.stage);
                         ring.next();
                     }
                 }
+                break;  // the tiles stay
             }
         }
         return;
     }
 
+    setmaxnreg_inc<112>();
     const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
     const int first_subtile = warpgroup % kSharing * kTiles;
     const Epilogue epilogue{bias};
@@ -763,13 +784,12 @@ conv2d_fprop_wgmma_implicit_gemm_n2c8i13x11_k12f3x3p1_bf16_nhwc_610fba30(const _
         const Tile tile(number);
         if (turn % kSlots != slot) {
             x_ring.skip(tile.panels * kXSteps);
-            w_ring.skip(tile.panels * kTaps);
             continue;
         }
 
         // The sums. While the products of one tap run, those of the next are given; then the one before it is released.
         float d[kTiles][kSharedGroups][kBlockN / 2];
-        int x_held = -1, w_held = -1;  // stages that products still read
+        int x_held = -1;  // stages that products still read
         bool accumulate = false;
         for (int panel = 0; panel < tile.panels; ++panel) {
             const unsigned char* const pixels = shared + x_ring.stage * kXBytes + first_subtile * kSubtileBytes;
@@ -777,8 +797,8 @@ conv2d_fprop_wgmma_implicit_gemm_n2c8i13x11_k12f3x3p1_bf16_nhwc_610fba30(const _
             #pragma unroll 1
             for (int tap = 0; tap < kTaps; ++tap) {
                 const unsigned char* const from = pixels + (tap / kTapsW * (10 * kDilationH) + tap % kTapsW * kDilationW) * 128;
-                const int w_tile = w_ring.stage;
-                mbarrier_wait_parity(w_full + w_tile, w_ring.parity);
+                const int w_tile = panel * kTaps + tap;
+                if (turn < kSlots) mbarrier_wait_parity(w_full + w_tile, 0);
                 const unsigned long long a = wgmma_descriptor<kWgmmaSwizzle128>(from, 0, 1280);
                 const unsigned long long b = wgmma_descriptor<kWgmmaSwizzle128>(shared + kWAt + w_tile * kWBytes, 0, 8 * kWRowBytes);
                 #pragma unroll
@@ -799,12 +819,9 @@ conv2d_fprop_wgmma_implicit_gemm_n2c8i13x11_k12f3x3p1_bf16_nhwc_610fba30(const _
                 wgmma_commit_group();
                 wgmma_wait_group<1>();
                 if (thread == 0) {
-                    if (w_held >= 0) mbarrier_arrive(w_empty + w_held);
                     if (x_held >= 0) mbarrier_arrive(x_empty + x_held);
                 }
                 accumulate = true;
-                w_held = w_ring.stage;
-                w_ring.next();
                 x_held = -1;
             }
             x_held = x_ring.stage;
@@ -816,7 +833,6 @@ conv2d_fprop_wgmma_implicit_gemm_n2c8i13x11_k12f3x3p1_bf16_nhwc_610fba30(const _
             for (int s = 0; s < kSharedGroups; ++s) wgmma_wait_group<0>(d[t][s]);
         }
         if (thread == 0) {
-            mbarrier_arrive(w_empty + w_held);
             mbarrier_arrive(x_empty + x_held);
         }
 

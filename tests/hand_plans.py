@@ -17,13 +17,15 @@ from convgen.plan import (
     ScalarArg,
     SizeArg,
     TensorArg,
+    TensorMapArg,
     TextureArg,
     WorkspaceArg,
     batch_extent,
 )
-from convgen.problem import Conv
+from convgen.problem import Conv, DType
 from convgen.space import Config
 from convgen.target import Target
+from convgen.tensor_map import TensorMap
 
 SCALE_SOURCE = (Path(__file__).parent / "cuda_sources" / "scale.cu").read_text(encoding="utf-8")
 THREADS = 64
@@ -95,6 +97,19 @@ def in_clusters(target: Target, n: str = "*<=1000~7") -> Plan:
     multiply = plan.launches[0]
     steps = tuple(dataclasses.replace(step, cluster=(2, 1, 1)) if step is multiply else step for step in plan.steps)
     return dataclasses.replace(plan, steps=steps)
+
+
+def by_maps(target: Target, n: str = "*<=1000~7") -> Plan:
+    """`every_step`, its first launch with tensor maps of x, of the product and of w behind its parameters."""
+    plan = every_step(target, n)
+    multiply = plan.launches[0]
+    sources = (TensorArg("x"), WorkspaceArg("product"), TensorArg("w"))
+    maps = tuple(TensorMapArg(source, TensorMap(DType.FP32, (64, 4), (256,), (64, 4))) for source in sources)
+    params = tuple(Param(f"map_{index}", "const __grid_constant__ TensorMap") for index in range(len(maps)))
+    kernel = Kernel(multiply.kernel.name, (*multiply.kernel.params, *params))
+    launch = dataclasses.replace(multiply, kernel=kernel, args=(*multiply.args, *maps))
+    steps = tuple(launch if step is multiply else step for step in plan.steps)
+    return dataclasses.replace(plan, kernels=(kernel, *plan.kernels[1:]), steps=steps)
 
 
 def by_texture(target: Target, height: int = 12, width: int = 40) -> Plan:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import gc
 import threading
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +24,7 @@ from convgen.runtime.bound import BoundCall
 from convgen.runtime.cuda import CudaProgram
 from convgen.runtime.prepared import PreparedWeights
 from convgen.target import Target
+from convgen.tensor_map import TensorMap
 
 LENGTH = hand_plans.LENGTH
 PLAN = hand_plans.every_step(Target.preset("h200"), n="4")
@@ -92,6 +95,56 @@ def test_the_current_stream_is_used(gpu: Fake) -> None:
         call((_x(), _w(3)))
         assert {c[-1] for c in _launches(gpu)} == {stream}
         assert gpu.torch.allocated[-1][0] == stream
+
+
+def test_tensor_maps_follow_their_tensors(gpu: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fake map is its tensor's address, 16 times: kernels find those of this call, whichever the last one had."""
+    encoded: list[int] = []
+
+    def encode(tensor_map: TensorMap, address: int) -> array[int]:
+        encoded.append(address)
+        return array("Q", [address] * 16)
+
+    monkeypatch.setattr(module, "encode", encode)
+    monkeypatch.setattr(module, "MAX_ADDRESSES", 3)
+    found: list[list[int]] = []
+    multiply = gpu.driver._multiply
+
+    def watched(pointers: int, constants: Any) -> None:
+        places = (ctypes.c_uint64 * 8).from_address(pointers)
+        maps = [list((ctypes.c_uint64 * 16).from_address(places[slot])) for slot in (5, 6, 7)]
+        assert all(len(set(words)) == 1 for words in maps)
+        product = ctypes.c_uint64.from_address(places[1]).value
+        found.append([words[0] for words in maps])
+        assert maps[1][0] == product
+        multiply(pointers, constants)
+
+    monkeypatch.setattr(gpu.driver, "_multiply", watched)
+    call = _bound(gpu.program(hand_plans.by_maps(Target.preset("h200"), n="4")))
+    xs, ws = [_x(seed) for seed in range(5)], [_w(2), _w(3)]
+    for x, w in [(xs[0], ws[0]), (xs[0], ws[0]), (xs[1], ws[0]), (xs[0], ws[1]), *((x, ws[0]) for x in xs)]:
+        y = call((x, w))
+        np.testing.assert_array_equal(y.array, x.array * w.array[0, 0, 0])
+        assert (found[-1][0], found[-1][2]) == (x.data_ptr(), w.data_ptr())
+    assert encoded.count(ws[0].data_ptr()) == 1  # remembered
+    assert encoded.count(xs[0].data_ptr()) <= 2  # forgotten once, of four that came in between
+
+
+def test_maps_of_prepared_weights_stay(gpu: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def encode(tensor_map: TensorMap, address: int) -> array[int]:
+        seen.append(address)
+        return array("Q", [address] * 16)
+
+    monkeypatch.setattr(module, "encode", encode)
+    monkeypatch.setattr("convgen.runtime.cuda.encode", lambda tensor_map, address: array("Q", [address] * 16))
+    program = gpu.program(hand_plans.by_maps(Target.preset("h200"), n="4"))
+    w = _w(3)
+    call = _bound(program, program.prepare(w))
+    for seed in range(3):
+        np.testing.assert_array_equal(call((_x(seed),)).array, _x(seed).array * 3)
+    assert seen.count(w.data_ptr()) == 1
 
 
 def test_streams_are_bounded(gpu: Fake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,12 +107,12 @@ def bind(
     wanted: Request, program: CudaProgram, operands: Sequence[Operand], prepared: PreparedWeights | None
 ) -> BoundCall | None:
     """The short way through the program for arrays like these, in the order of NAMES. None if there is none: a step
-    needs a texture or a tensor map, an array must be copied first, or several libraries are involved."""
+    needs a texture, an array must be copied first, or several libraries are involved."""
     sizes = wanted.problem.sizes
     sized = program.sized(sizes)
     tensors = {OPERANDS[t.name]: t for t in sized.inputs} | {"out": sized.outputs[0]}
     library, device = operands[0].library, operands[0].device
-    if library is None or program.textures or program.tensor_maps:
+    if library is None or program.textures:
         return None
     for other in operands:
         whole = other.described if len(other.described.shape) != wanted.problem.nd + 1 else other.described.with_batch()

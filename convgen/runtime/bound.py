@@ -21,8 +21,12 @@ from convgen.runtime.cuda import CudaProgram
 from convgen.runtime.driver import adopt_context, driver, is_capturing
 from convgen.runtime.module import Arguments, Module, address_key, launch_call, size_key
 from convgen.runtime.prepared import PreparedWeights
+from convgen.runtime.tensor_map import TENSOR_MAP_WORDS, encode
+from convgen.tensor_map import Im2colMap, TensorMap
 
 MAX_STREAMS = 64
+MAX_ADDRESSES = 64
+"""Of one tensor, whose maps a block keeps: an allocator gives out few."""
 
 
 class BoundCall:
@@ -59,8 +63,7 @@ class BoundCall:
         make: Callable[[Any], Any],
         prepared: PreparedWeights | None = None,
     ) -> None:
-        """`make` returns a new output, given the first input. The program must have one output and neither textures nor
-        tensor maps."""
+        """`make` returns a new output, given the first input. The program must have one output and no textures."""
         preparation = program.preparation
         self._program = program
         self._library = library
@@ -114,6 +117,9 @@ class BoundCall:
         except IndexError:
             block = self._block(ready.module, stream)
         self._pack(block.values, 0, *addresses)
+        for tensor_map in block.maps:
+            if addresses[tensor_map.index] != tensor_map.address:
+                tensor_map.move(addresses[tensor_map.index])
         if ready.lock is None:
             done = _put(block.work, addresses)
         else:
@@ -153,7 +159,25 @@ class BoundCall:
             known |= self._prepared.addresses
         for key, slot in arguments.slots.items():
             arguments.values[slot] = known.get(key, 0)
-        return _Block(arguments.values, self._work(module, driver().CUstream(stream), arguments, known), arguments)
+        maps = self._maps(arguments, known)
+        return _Block(
+            arguments.values, maps, self._work(module, driver().CUstream(stream), arguments, known), arguments
+        )
+
+    def _maps(self, arguments: Arguments, known: Mapping[str, int]) -> tuple[_Map, ...]:
+        """The tensor maps that move with the call's addresses; those that do not are written here."""
+        moving: list[_Map] = []
+        if 0 in self._sizes.as_dict().values():
+            return ()  # nothing is launched, and there is no such map
+        for argument, slot in zip(self._program.tensor_maps, arguments.maps, strict=True):
+            place = address_key(argument.source)
+            index = self._keys.index(place) if place in self._keys else -1
+            tensor_map = _Map(argument.at(self._sizes), index, arguments.values, slot)
+            if index >= 0:
+                moving.append(tensor_map)
+            elif place in known:
+                tensor_map.move(known[place])
+        return tuple(moving)
 
     def _work(self, module: Module, stream: Any, arguments: Arguments, known: Mapping[str, int]) -> tuple[_Work, ...]:
         cuda = driver()
@@ -198,11 +222,36 @@ def _put(work: tuple[_Work, ...], addresses: Sequence[int]) -> bool:
     return True
 
 
+class _Map:
+    """A tensor map among a block's values: of the call's `index`-th address, and where it is now."""
+
+    __slots__ = ("_encoded", "_map", "_slot", "_values", "address", "index")
+
+    def __init__(self, tensor_map: TensorMap | Im2colMap, index: int, values: array[int], slot: int) -> None:
+        self.index = index
+        self.address = 0
+        self._map = tensor_map
+        self._values = values
+        self._slot = slot
+        self._encoded: dict[int, array[int]] = {}
+
+    def move(self, address: int) -> None:
+        """Write the map of the tensor at that address."""
+        words = self._encoded.get(address)
+        if words is None:
+            if len(self._encoded) >= MAX_ADDRESSES:
+                self._encoded.clear()
+            words = self._encoded[address] = encode(self._map, address)
+        self._values[self._slot : self._slot + TENSOR_MAP_WORDS] = words
+        self.address = address
+
+
 @dataclass(slots=True)
 class _Block:
     """What one call at a time needs."""
 
     values: array[int]
+    maps: tuple[_Map, ...]
     work: tuple[_Work, ...]
     arguments: Arguments
 

@@ -12,7 +12,7 @@ import itertools
 import math
 from typing import Any
 
-from convgen.errors import ConfigError, UsageError
+from convgen.errors import ConfigError
 from convgen.gather import Gather, gather
 from convgen.plan import (
     Buffer,
@@ -21,19 +21,15 @@ from convgen.plan import (
     Param,
     Placement,
     Plan,
-    TensorArg,
-    TensorMapArg,
     WorkspaceArg,
-    batch_extent,
 )
 from convgen.problem import Accuracy, Conv, Direction, DType, PadMode
 from convgen.space import Space
-from convgen.strategies import common, descent, operands, partial_sums, rules, wgmma_cost
+from convgen.strategies import common, descent, operands, partial_sums, rules, wgmma_cost, wgmma_maps
 from convgen.strategies import wgmma_tiling as tiling
 from convgen.strategies.operands import Operand
 from convgen.strategies.wgmma_tiling import Tiling, WgmmaConfig
 from convgen.target import Target
-from convgen.tensor_map import Im2colMap, Swizzle, TensorMap
 
 MAX_COUNT = 1 << 30
 """Positions and tiles that kernels count to."""
@@ -77,10 +73,11 @@ class WgmmaImplicitGemm:
     def space(self, problem: Conv, target: Target) -> Space:
         g = gather(problem)
         t = Tiling(g, _start(problem, "im2col"))
+        most = t.chunks * math.prod(a.taps for a in t.depth)
         return Space(
             WgmmaConfig,
             {
-                "patches": tuple(p for p in tiling.PATCHES if _applies(g, p) is None),
+                "patches": tuple(p for p in tiling.PATCHES if wgmma_maps.why_not(g, p) is None),
                 "tiles": (1, 2, 3, 4),
                 "block_n": _widths(g, t),
                 "consumers": (1, 2, 3, 4),
@@ -88,7 +85,7 @@ class WgmmaImplicitGemm:
                 "x_stages": (2, 3, 4, 6, 8),
                 "w_stages": tuple(sorted({2, 3, 4, 5, 6, 8, *([t.w_tiles] if t.w_tiles <= 64 else [])})),
                 "slabs": (1, 2),
-                "split_k": tuple(s for s in (1, 2, 4, 8, 16) if s <= t.chunks * math.prod(a.taps for a in t.depth)),
+                "split_k": tuple(s for s in (1, 2, 4, 8, 16) if s == 1 or (g.batch is not None and s <= most)),
             },
         )  # fmt: skip
 
@@ -97,7 +94,7 @@ class WgmmaImplicitGemm:
         c = config
         rules.one_of(c, "patches", tiling.PATCHES)
         rules.at_least_one(c)
-        reason = _applies(g, c.patches)
+        reason = wgmma_maps.why_not(g, c.patches)
         if reason is not None:
             raise ConfigError(f"patches={c.patches}: {reason}")
         if c.consumers not in tiling.REGISTERS:
@@ -175,7 +172,10 @@ class WgmmaImplicitGemm:
             raise ConfigError(f"split_k={split}: at most {MAX_SPLITS}, every part is written and read once more")
         if t.panels_of_part * (split - 1) >= t.panels:
             raise ConfigError(f"split_k={split}: {t.panels} panels leave a part with none")
-        tiles = t.most_split_tiles(t.g.batch, target)
+        if t.g.batch is None:
+            raise ConfigError(f"split_k={split}: which sums are split goes with the batch, and with it what an image's "
+                              "results are rounded to; a batch known at run time has split_k=1")  # fmt: skip
+        tiles = t.split_tiles(t.g.batch, target)
         if not tiles:
             raise ConfigError(f"split_k={split}: {t.tiles(t.g.batch_size)} tiles leave none of {target.sm_count} "
                               "multiprocessors idle")  # fmt: skip
@@ -231,8 +231,9 @@ class WgmmaImplicitGemm:
         g = gather(problem)
         c = config
         t = Tiling(g, c)
-        partial = (partial_sums.stored(g),) if c.split_k > 1 else ()
-        mapped = (_x_map(t), _w_map(t), *((_y_map(t),) if t.mapped else ()))
+        split = t.split_tiles(g.batch_size, target)
+        partial = (partial_sums.stored(g),) if split else ()
+        mapped = (wgmma_maps.x_map(t), wgmma_maps.w_map(t), *((wgmma_maps.y_map(t),) if t.mapped else ()))
         results = (*operands.epilogue(problem), operands.y(g), *operands.runtime_batch(g))
         grid = t.blocks(g.batch_size if g.batch is not None else problem.max_batch or g.batch_size, target)
         name = common.kernel_name(problem, self.name, c)
@@ -245,7 +246,7 @@ class WgmmaImplicitGemm:
             constants=_constants(problem, t, target, product, reduce),
             kernels=tuple(launch.kernel for launch in launches),
             steps=launches,
-            workspace=(Buffer("partial", c.split_k * _most_split(t, target) * t.part_bytes),) if partial else (),
+            workspace=(Buffer("partial", c.split_k * split * t.part_bytes),) if partial else (),
             alignment=_alignment(t),
             placements=_placements(t),
             numerics=_numerics(problem, t),
@@ -290,32 +291,6 @@ def _groups_not_expressible(g: Gather) -> str | None:
     return None
 
 
-def _applies(g: Gather, patches: str) -> str | None:
-    """Why pixels cannot come that way; None if they can."""
-    t = Tiling(g, WgmmaConfig(patches, 1, 8, 1, 1, 2, 2, 1, 1))
-    if patches == "im2col":
-        try:
-            _im2col_map(t)
-        except UsageError as error:
-            return str(error)
-        reach = 1 << 16 // len(g.axes)
-        for a in g.axes:
-            if (a.taps - 1) * a.spread >= reach:
-                reached = (a.taps - 1) * a.spread
-                return f"the filter reaches {reached} pixels along {a.name}, im2col copies less than {reach}"
-        return None
-    if any(a.step > 1 for a in t.inner):
-        return "results of a stride lie in no halo of neighbours; im2col steps over pixels"
-    if t.taps == 1:
-        return "a filter of one tap has no halo; im2col copies the same pixels"
-    if patches == "square" and len(t.inner) < 2:
-        return "expected two axes; line is that of one"
-    width = t.pitch[-1] if patches == "rows" else t.box[-1]
-    if width > tiling.MAX_BOX:
-        return f"rows of {width} pixels, TMA copies at most {tiling.MAX_BOX}"
-    return None
-
-
 def _widths(g: Gather, t: Tiling) -> tuple[int, ...]:
     """Channels of a tile that are worth trying."""
     if t.shared_groups > 1:
@@ -332,87 +307,14 @@ def _start(problem: Conv, patches: str) -> WgmmaConfig:
     return WgmmaConfig(patches, 1, width, 1, 1, 2, min(2, t.w_tiles), 1, 1)
 
 
-# --- tensor maps --------------------------------------------------------------------------------------
-
-
-def _x_map(t: Tiling) -> Operand:
-    g = t.g
-    found = _im2col_map(t) if t.c.patches == "im2col" else _halo_map(t)
-    arg = TensorMapArg(TensorArg(g.x.name), found, outermost=batch_extent(1) if g.batch is None else None)
-    return Param("x", "const __grid_constant__ TensorMap"), arg
-
-
-def _x_tensor(g: Gather) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Extents and strides in bytes of x, the channels innermost."""
-    item = g.x.dtype.itemsize
-    axes = tuple(reversed(g.axes))
-    extents = (g.groups * g.q_size, *(a.source for a in axes), g.batch_size)
-    return extents, (*(a.x_stride * item for a in axes), g.x_batch * item)
-
-
-def _halo_map(t: Tiling) -> TensorMap:
-    extents, strides = _x_tensor(t.g)
-    inner = (t.pitch[-1], 1)[: len(t.inner)] if t.c.patches == "rows" else tuple(reversed(t.box))
-    box = (t.line, *inner, *(1 for _ in t.depth), 1)
-    return TensorMap(t.g.x.dtype, extents, strides, box, swizzle=Swizzle.B128)
-
-
-def _im2col_map(t: Tiling) -> Im2colMap:
-    extents, strides = _x_tensor(t.g)
-    axes = tuple(reversed(t.g.axes))
-    return Im2colMap(
-        t.g.x.dtype, extents, strides,
-        lower=tuple(-a.pad_lo for a in axes),
-        upper=tuple(a.pad_hi - (a.taps - 1) * a.spread for a in axes),
-        channels=t.line,
-        pixels=t.c.block_m,
-        element_strides=tuple(a.step for a in axes),
-        swizzle=Swizzle.B128,
-    )  # fmt: skip
-
-
-def _w_map(t: Tiling) -> Operand:
-    g = t.g
-    item = g.w.dtype.itemsize
-    extents = (g.q_size, g.taps, g.groups * g.m)
-    strides = (g.q_size * item, g.w_m * item)
-    found = TensorMap(g.w.dtype, extents, strides, (t.w_line, 1, t.w_rows), swizzle=t.w_swizzle)
-    return Param("w", "const __grid_constant__ TensorMap"), TensorMapArg(TensorArg(g.w.name), found)
-
-
-def _y_map(t: Tiling) -> Operand:
-    """Of y, as the subtiles of a tile lie in it."""
-    g = t.g
-    item = g.y.dtype.itemsize
-    channels = g.groups * g.m
-    if t.c.patches == "im2col":
-        extents: tuple[int, ...] = (channels, g.batch_size * g.out)
-        strides: tuple[int, ...] = (channels * item,)
-        box: tuple[int, ...] = (t.y_line, tiling.ROWS)
-        outermost = batch_extent(g.out)
-    else:
-        axes = tuple(reversed(g.axes))
-        extents = (channels, *(a.out for a in axes), g.batch_size)
-        strides = (*(a.y_stride * item for a in axes), g.y_batch * item)
-        box = (t.y_line, *reversed(t.square), *(1 for _ in t.depth), 1)
-        outermost = batch_extent(1)
-    found = TensorMap(g.y.dtype, extents, strides, box, swizzle=t.y_swizzle)
-    arg = TensorMapArg(TensorArg(g.y.name), found, outermost if g.batch is None else None, is_written=True)
-    return Param("y_map", "const __grid_constant__ TensorMap"), arg
-
-
 # --- the sums that are split --------------------------------------------------------------------------
-
-
-def _most_split(t: Tiling, target: Target) -> int:
-    return t.most_split_tiles(t.g.batch, target)
 
 
 def _reduce(problem: Conv, t: Tiling, target: Target, results: tuple[Operand, ...]) -> Launch:
     """The launch that adds the parts of split tiles, two results a thread, and applies the epilogue."""
     parts = Param("partial", f"const {partial_sums.sum_type(t.g)}*"), WorkspaceArg("partial")
     pairs = t.c.block_m * t.w_rows // 2
-    grid = (-(-pairs // partial_sums.THREADS), max(_most_split(t, target), 1), 1)
+    grid = (-(-pairs // partial_sums.THREADS), max(t.split_tiles(t.g.batch_size, target), 1), 1)
     name = common.kernel_name(problem, STRATEGY.name, t.c, "reduce")
     return operands.launch(name, (parts, *results), grid, (partial_sums.THREADS, 1, 1))
 

@@ -352,10 +352,6 @@ class Tiling:
         # A block keeps its channels.
         return min(tiles, max(target.sm_count // self.channel_tiles, 1) * self.channel_tiles)
 
-    def most_split_tiles(self, batch: int | None, target: Target) -> int:
-        """At any batch, where it is known at run time only."""
-        return self.split_tiles(batch, target) if batch is not None else target.sm_count - 1
-
     @property
     def part_bytes(self) -> int:
         """Of a part of a tile's sums."""

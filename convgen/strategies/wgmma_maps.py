@@ -1,0 +1,103 @@
+"""What TMA is told of the tensors of `wgmma_implicit_gemm`, and what it cannot be told."""
+
+from __future__ import annotations
+
+from convgen.errors import UsageError
+from convgen.gather import Gather
+from convgen.plan import Param, TensorArg, TensorMapArg, batch_extent
+from convgen.strategies import wgmma_tiling as tiling
+from convgen.strategies.operands import Operand
+from convgen.strategies.wgmma_tiling import Tiling, WgmmaConfig
+from convgen.tensor_map import Im2colMap, Swizzle, TensorMap
+
+
+def why_not(g: Gather, patches: str) -> str | None:
+    """Why pixels cannot come that way; None if they can."""
+    t = Tiling(g, WgmmaConfig(patches, 1, 8, 1, 1, 2, 2, 1, 1))
+    if patches == "im2col":
+        try:
+            _im2col_map(t)
+        except UsageError as error:
+            return str(error)
+        reach = 1 << 16 // len(g.axes)
+        for a in g.axes:
+            if (a.taps - 1) * a.spread >= reach:
+                reached = (a.taps - 1) * a.spread
+                return f"the filter reaches {reached} pixels along {a.name}, im2col copies less than {reach}"
+        return None
+    if any(a.step > 1 for a in t.inner):
+        return "results of a stride lie in no halo of neighbours; im2col steps over pixels"
+    if t.taps == 1:
+        return "a filter of one tap has no halo; im2col copies the same pixels"
+    if patches == "square" and len(t.inner) < 2:
+        return "expected two axes; line is that of one"
+    width = t.pitch[-1] if patches == "rows" else t.box[-1]
+    if width > tiling.MAX_BOX:
+        return f"rows of {width} pixels, TMA copies at most {tiling.MAX_BOX}"
+    return None
+
+
+def x_map(t: Tiling) -> Operand:
+    g = t.g
+    found = _im2col_map(t) if t.c.patches == "im2col" else _halo_map(t)
+    arg = TensorMapArg(TensorArg(g.x.name), found, outermost=batch_extent(1) if g.batch is None else None)
+    return Param("x", "const __grid_constant__ TensorMap"), arg
+
+
+def _x_tensor(g: Gather) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Extents and strides in bytes of x, the channels innermost."""
+    item = g.x.dtype.itemsize
+    axes = tuple(reversed(g.axes))
+    extents = (g.groups * g.q_size, *(a.source for a in axes), g.batch_size)
+    return extents, (*(a.x_stride * item for a in axes), g.x_batch * item)
+
+
+def _halo_map(t: Tiling) -> TensorMap:
+    extents, strides = _x_tensor(t.g)
+    inner = (t.pitch[-1], 1)[: len(t.inner)] if t.c.patches == "rows" else tuple(reversed(t.box))
+    box = (t.line, *inner, *(1 for _ in t.depth), 1)
+    return TensorMap(t.g.x.dtype, extents, strides, box, swizzle=Swizzle.B128)
+
+
+def _im2col_map(t: Tiling) -> Im2colMap:
+    extents, strides = _x_tensor(t.g)
+    axes = tuple(reversed(t.g.axes))
+    return Im2colMap(
+        t.g.x.dtype, extents, strides,
+        lower=tuple(-a.pad_lo for a in axes),
+        upper=tuple(a.pad_hi - (a.taps - 1) * a.spread for a in axes),
+        channels=t.line,
+        pixels=t.c.block_m,
+        element_strides=tuple(a.step for a in axes),
+        swizzle=Swizzle.B128,
+    )  # fmt: skip
+
+
+def w_map(t: Tiling) -> Operand:
+    g = t.g
+    item = g.w.dtype.itemsize
+    extents = (g.q_size, g.taps, g.groups * g.m)
+    strides = (g.q_size * item, g.w_m * item)
+    found = TensorMap(g.w.dtype, extents, strides, (t.w_line, 1, t.w_rows), swizzle=t.w_swizzle)
+    return Param("w", "const __grid_constant__ TensorMap"), TensorMapArg(TensorArg(g.w.name), found)
+
+
+def y_map(t: Tiling) -> Operand:
+    """Of y, as the subtiles of a tile lie in it."""
+    g = t.g
+    item = g.y.dtype.itemsize
+    channels = g.groups * g.m
+    if t.c.patches == "im2col":
+        extents: tuple[int, ...] = (channels, g.batch_size * g.out)
+        strides: tuple[int, ...] = (channels * item,)
+        box: tuple[int, ...] = (t.y_line, tiling.ROWS)
+        outermost = batch_extent(g.out)
+    else:
+        axes = tuple(reversed(g.axes))
+        extents = (channels, *(a.out for a in axes), g.batch_size)
+        strides = (*(a.y_stride * item for a in axes), g.y_batch * item)
+        box = (t.y_line, *reversed(t.square), *(1 for _ in t.depth), 1)
+        outermost = batch_extent(1)
+    found = TensorMap(g.y.dtype, extents, strides, box, swizzle=t.y_swizzle)
+    arg = TensorMapArg(TensorArg(g.y.name), found, outermost if g.batch is None else None, is_written=True)
+    return Param("y_map", "const __grid_constant__ TensorMap"), arg

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import hand_plans
 import numpy as np
 import numpy.typing as npt
 import pytest
 from device_cases import unit
 from test_simulator import Kernel, Param
 
+from convgen import plan
 from convgen.compiler import compile_cuda
-from convgen.problem import DType
+from convgen.plan import Launch, Plan, ScalarArg, TensorArg, TensorMapArg
+from convgen.problem import Conv, DType
 from convgen.simulator import Argument, BoundTensorMap, Copies, FaultKind, Memory, Mode, Report, Unit, build
+from convgen.target import Target
 from convgen.tensor_map import Swizzle, TensorMap
 
 HEADERS = (
@@ -40,18 +44,24 @@ def channels_last(tensor: npt.NDArray[Any], box: tuple[int, ...]) -> TensorMap:
     return TensorMap(DType.BF16, tensor.shape[::-1], tensor.strides[-2::-1], box, swizzle=Swizzle.B128)
 
 
-def run(
-    source: str, mode: Mode, copies: Copies, blocks: int = 3, cluster: int = 1
-) -> tuple[Report, npt.NDArray[Any], npt.NDArray[Any]]:
-    """Report, y and the y expected."""
+def operands() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """x and w, channels last, and y: whole numbers that bf16 holds."""
     rng = np.random.default_rng(1)
     x, w = (
         rng.integers(0, 2, (N, HEIGHT, WIDTH, C)),
         rng.integers(-1, 2, (C, 3, 3, C)) * (rng.random((C, 3, 3, C)) < 0.1),
     )
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    expected = sum(padded[:, r : r + HEIGHT, s : s + WIDTH] @ w[:, r, s].T for r in range(3) for s in range(3))
-    assert abs(np.asarray(expected)).max() < 256  # whole numbers that bf16 holds
+    y = np.asarray(sum(padded[:, r : r + HEIGHT, s : s + WIDTH] @ w[:, r, s].T for r in range(3) for s in range(3)))
+    assert abs(y).max() < 256
+    return x, w, y
+
+
+def run(
+    source: str, mode: Mode, copies: Copies, blocks: int = 3, cluster: int = 1
+) -> tuple[Report, npt.NDArray[Any], npt.NDArray[Any]]:
+    """Report, y and the y expected."""
+    x, w, expected = operands()
     memory = Memory()
     maps: list[Argument] = []
     for name, values, box in (
@@ -70,7 +80,7 @@ def run(
         0, KERNEL, (blocks, 1, 1), (256, 1, 1), SHARED, arguments, memory, cluster=(cluster, 1, 1), copies=copies
     )
     got = (block.bytes.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(x.shape)
-    return report, got, np.asarray(expected)
+    return report, got, expected
 
 
 @pytest.mark.parametrize("copies", Copies)
@@ -108,3 +118,24 @@ def test_what_is_left_out_is_missed(right: str, wrong: str, kind: FaultKind, cop
 def test_the_kernel_compiles() -> None:
     [kernel] = compile_cuda(CASE.source, "sm_90a").kernels
     assert kernel.spill_stores == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("blocks", "cluster"), [(3, 1), (4, 2), (4, 4)])
+def test_a_gpu_gives_the_same_bits(blocks: int, cluster: int, cupy: Any) -> None:
+    from convgen.runtime.cuda import load
+
+    target = Target.current()
+    x, w, expected = operands()
+    problem = Conv.parse(f"conv2d n={N} c={C} k={C} in={HEIGHT}x{WIDTH} filter=3x3 pad=1 dtype=bf16 layout=nhwc")
+    boxes = (("x", bf16(x), (C, 10, 10, 1)), ("w", bf16(w).reshape(C, 9, C), (C, 1, C)), ("y", bf16(x), (C, 8, 8, 1)))
+    maps = [TensorMapArg(TensorArg(n), channels_last(v, box), is_written=n == "y") for n, v, box in boxes]
+    across, down = -(-WIDTH // 8), -(-HEIGHT // 8)
+    numbers = (ScalarArg(across), ScalarArg(down), ScalarArg(across * down * N))
+    kernel = plan.Kernel(KERNEL.name, tuple(plan.Param(p.name, p.ctype) for p in KERNEL.params))
+    launch = Launch(kernel, (blocks, 1, 1), (256, 1, 1), (*maps, *numbers), SHARED, (cluster, 1, 1))
+    halo = Plan(problem, "by_hand", hand_plans.HandConfig(), target, "none", {}, (kernel,), (launch,))
+    program = load(halo, compile_cuda(CASE.source, target))
+    arrays = {name: cupy.asarray(bf16(values)).transpose(0, 3, 1, 2) for name, values in (("x", x), ("w", w))}
+    y = cupy.asnumpy(program.run(arrays)["y"]).transpose(0, 2, 3, 1)
+    np.testing.assert_array_equal(y, bf16(expected))

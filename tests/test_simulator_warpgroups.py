@@ -40,6 +40,13 @@ def test_registers_change_hands(name: str, threads: int, mode: Mode, compiler: s
     assert report.faults == ()
 
 
+@pytest.mark.parametrize("mode", Mode)
+def test_one_thread_with_work_of_its_own_stays_with_its_warpgroup(mode: Mode, compiler: str) -> None:
+    """What all threads do together is one instruction, however a compiler would like to copy it onto two paths."""
+    report, _ = run("one_thread_between", 128, 128, mode, compiler)
+    assert FaultKind.DIVERGENT_WARP not in {fault.kind for fault in report.faults}
+
+
 def test_one_lane_of_each_warp_is_elected(compiler: str) -> None:
     report, got = run("elects", 64, 64, Mode.CHECK, compiler)
     assert got.reshape(2, 32).sum(axis=1).tolist() == [1, 1]

@@ -116,3 +116,16 @@ extern "C" __global__ void stmatrix_at_odd_rows(const int* x, int* y, int steps)
     stmatrix(smem + threadIdx.x * 16 + 8, x[threadIdx.x], 1, 2, 3);  // MARK misaligned
     y[threadIdx.x] = steps;
 }
+
+// 128 threads. One of them has work before and after what all of them do together: compilers like to give it a path of its own.
+extern "C" __global__ void one_thread_between(const int* x, int* y, int steps) {
+    const int thread = threadIdx.x % 128;
+    y[thread] = thread;
+    for (int step = 0; step < steps; ++step) {
+        if (thread == 32) y[0] += x[step];
+        setmaxnreg_dec<40>();
+        if (thread == 0) y[1] += x[step];
+        setmaxnreg_inc<40>();
+        if (thread == 32) y[2] += x[step];
+    }
+}

@@ -1,9 +1,11 @@
 // Hooks of the wrappers for sm_90a.
 #pragma once
 
-// Calls in two branches stay two: threads meet at the same instruction, and a fault has a line.
+// Calls in two branches stay two, and one is not copied into two: threads meet at the same instruction, and a fault has a
+// line. (GCC: see FAMILY_FLAGS in toolchain.py.)
 #ifdef __clang__
 #pragma clang attribute push(__attribute__((nomerge)), apply_to = function)
+#pragma clang attribute push(__attribute__((convergent)), apply_to = function)
 #endif
 extern "C" {
 void convgen_sim_mbarrier_init(void* mbarrier, unsigned count);
@@ -52,5 +54,6 @@ void convgen_sim_wgmma_commit();
 void convgen_sim_wgmma_wait(int groups);
 }
 #ifdef __clang__
+#pragma clang attribute pop
 #pragma clang attribute pop
 #endif

@@ -35,6 +35,7 @@ COMMON_FLAGS = (
     "-fno-rtti",
     "-fno-threadsafe-statics",
     "-fno-math-errno",
+    "-fno-strict-aliasing",  # kernels read memory as other types than it was written as, which GPUs' compilers let them
     "-ffp-contract=off",
     "-nostdinc++",
     "-march=native",

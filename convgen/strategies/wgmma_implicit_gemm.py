@@ -144,8 +144,9 @@ class WgmmaImplicitGemm:
 
     def _check_channels(self, g: Gather, t: Tiling) -> None:
         c = t.c
-        if c.block_n % 8 or c.block_n > tiling.MAX_BOX:
-            raise ConfigError(f"block_n={c.block_n}: expected a multiple of 8 up to 256, as wgmma makes")
+        if c.block_n > tiling.MAX_BOX or c.block_n != tiling.wgmma_columns(c.block_n, g.x.dtype):
+            multiples = "8, 16, 24 or a multiple of 16" if g.x.dtype.is_integer else "a multiple of 8"
+            raise ConfigError(f"block_n={c.block_n}: expected {multiples} up to {tiling.MAX_BOX}, as wgmma makes")
         if t.w_rows > tiling.MAX_BOX:
             raise ConfigError(
                 f"block_n={c.block_n} of {t.shared_groups} groups: TMA brings at most {tiling.MAX_BOX} rows"
@@ -199,7 +200,7 @@ class WgmmaImplicitGemm:
             t = Tiling(g, plain)
             start = dataclasses.replace(
                 plain,
-                block_n=plain.block_n if t.shared_groups > 1 else min(width, -(-g.m // 8) * 8),
+                block_n=plain.block_n if t.shared_groups > 1 else min(width, tiling.wgmma_columns(g.m, g.x.dtype)),
                 tiles=shape[0],
                 consumers=shape[1],
                 sharing=shape[2],
@@ -285,9 +286,9 @@ def _groups_not_expressible(g: Gather) -> str | None:
                 f"steps of {tiling.STEP_BYTES}: the next group's would be multiplied by zeros; implicit_gemm covers "
                 "it")  # fmt: skip
     t = Tiling(g, WgmmaConfig("im2col", 1, 8, 1, 1, 2, 2, 1, 1))
-    if t.shared_groups > 1 and g.m % 8:
-        return (f"{t.shared_groups} groups share a line of {tiling.LINE_BYTES} bytes, and wgmma makes channels by "
-                f"eight, not the {g.m} of each; implicit_gemm covers it")  # fmt: skip
+    if t.shared_groups > 1 and g.m != tiling.wgmma_columns(g.m, g.x.dtype):
+        return (f"{t.shared_groups} groups share a line of {tiling.LINE_BYTES} bytes, and wgmma makes no {g.m} "
+                "channels for each; implicit_gemm covers it")  # fmt: skip
     return None
 
 
@@ -295,7 +296,7 @@ def _widths(g: Gather, t: Tiling) -> tuple[int, ...]:
     """Channels of a tile that are worth trying."""
     if t.shared_groups > 1:
         return (g.m,)
-    whole = -(-g.m // 8) * 8
+    whole = tiling.wgmma_columns(g.m, g.x.dtype)
     usual = [n for n in (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256) if n < whole]
     return tuple(sorted({*usual, *([whole] if whole <= tiling.MAX_BOX else [])}))
 
@@ -303,7 +304,7 @@ def _widths(g: Gather, t: Tiling) -> tuple[int, ...]:
 def _start(problem: Conv, patches: str) -> WgmmaConfig:
     g = gather(problem)
     t = Tiling(g, WgmmaConfig(patches, 1, 8, 1, 1, 2, 2, 1, 1))
-    width = g.m if t.shared_groups > 1 else min(-(-g.m // 8) * 8, 64)
+    width = g.m if t.shared_groups > 1 else min(tiling.wgmma_columns(g.m, g.x.dtype), 64)
     return WgmmaConfig(patches, 1, width, 1, 1, 2, min(2, t.w_tiles), 1, 1)
 
 

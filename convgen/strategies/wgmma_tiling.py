@@ -363,6 +363,12 @@ class Tiling:
         return self.panels * self.taps * self.k_steps
 
 
+def wgmma_columns(channels: int, dtype: DType) -> int:
+    """The fewest columns of a wgmma that hold so many channels: of integers, past 24, multiples of 16."""
+    step = 16 if dtype.is_integer and channels > 24 else 8
+    return -(-channels // step) * step
+
+
 def wgmma_type(dtype: DType) -> str:
     """What device/wgmma.cuh.j2 calls the type of the operands."""
     return dtype.value

@@ -434,6 +434,19 @@ __device__ __forceinline__ void stmatrix(void* row, unsigned r0, unsigned r1, un
 #endif
 }
 
+// Two neighbours of 16 bits as one register.
+template <typename T>
+__device__ __forceinline__ unsigned pair_bits(const Pack<T, 2>& pair) {
+    static_assert(sizeof(T) == 2, "a register holds two elements of 16 bits");
+    unsigned bits;
+#ifdef CONVGEN_SIM
+    __builtin_memcpy(&bits, &pair, 4);
+#else
+    memcpy(&bits, &pair, 4);
+#endif
+    return bits;
+}
+
 // Where TMA, told to swizzle rows of kBytes (32, 64 or 128), puts what would lie at `at` in shared memory: its 16-byte piece
 // changes places with others of the row, by the address of the 128 bytes it lies in.
 template <int kBytes>

@@ -247,3 +247,41 @@ def test_workers_end_with_the_command(
         assert process.returncode == status
         assert said is None or err == said
         assert end_within(20, children)
+
+
+ENDLESS = r"""
+import re, sys
+from convgen import cli
+from convgen.verify import sim
+
+right = sim.render
+
+def render(plan):
+    print("rendered", file=sys.stderr, flush=True)
+    return re.sub(r"(__global__[^{;]*\{)", r"\1 for (volatile int i = 0; i == 0;) {}", right(plan))
+
+sim.render = render
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "said"), [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "")]
+)
+def test_a_kernel_in_the_simulator_is_not_waited_for(number: signal.Signals, status: int, said: str) -> None:
+    words = ["verify", *SMALL, "--strategy", "direct", "--backend", "sim", "--check", "fast"]
+    with subprocess.Popen(
+        [sys.executable, "-c", ENDLESS, *words],
+        env=environment(CONVGEN_SIM_TIMEOUT="60"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "rendered\n"
+        time.sleep(2)  # it is built and launched
+        began = time.monotonic()
+        process.send_signal(number)
+        out, err = process.communicate()
+        assert time.monotonic() - began < 10
+    assert (process.returncode, out, err) == (status, "", said)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import signal
+import time
+from pathlib import Path
 
 import pytest
 from test_simulator import Kernel, Param
 from test_simulator import compiler as compiler  # a fixture
 
 from convgen.errors import UsageError
-from convgen.simulator import FaultKind, Memory, Mode, Report, Unit, build, launch_timeout
+from convgen.simulator import FaultKind, Library, Memory, Mode, Report, Unit, build, launch_timeout
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -65,13 +68,20 @@ extern "C" __global__ void waits_at_barriers(float* y) {
 
 
 def run_more(name: str, mode: Mode) -> Report:
+    return launch_more(build_more(mode), name)
+
+
+def build_more(mode: Mode) -> Library:
     names = re.findall(r"void (\w+)\(float\* y\)", MORE_FAULTS)
     kernels = tuple(Kernel(found, (Param("y", "float*"),)) for found in names)
-    built = build([Unit(MORE_FAULTS, kernels, "more.cu")], mode)
+    return build([Unit(MORE_FAULTS, kernels, "more.cu")], mode)
+
+
+def launch_more(built: Library, name: str, blocks: int = 1) -> Report:
     memory = Memory()
     y = memory.allocate("y", 256, writable=True, initialised=False)
-    kernel = next(k for k in kernels if k.name == name)
-    return built.launch(0, kernel, (1, 1, 1), (64, 1, 1), 256, [y], memory, workers=1)
+    kernel = next(k for k in built.units[0].kernels if k.name == name)
+    return built.launch(0, kernel, (blocks, 1, 1), (64, 1, 1), 256, [y], memory, workers=blocks)
 
 
 def test_a_read_beyond_a_constant_array_of_whole_pages_is_found() -> None:
@@ -117,3 +127,46 @@ def test_a_timeout_that_is_no_number_of_seconds_is_refused(text: str, monkeypatc
         run_more("atomic_on_unset", Mode.FAST)
     monkeypatch.setenv("CONVGEN_SIM_TIMEOUT", "")
     assert launch_timeout() == 600
+
+
+# --- what a launch leaves to the process ------------------------------------------------------------------
+
+
+class _Alarm(Exception):
+    pass
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("name", ["waits_for_a_value", "counts_past_its_end", "waits_at_barriers"])
+def test_what_a_signals_handler_raises_ends_a_launch(name: str, mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ring(*_: object) -> None:
+        raise _Alarm
+
+    monkeypatch.setenv("CONVGEN_SIM_TIMEOUT", "30")
+    built = build_more(mode)
+    former = signal.signal(signal.SIGALRM, ring)
+    began = time.monotonic()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(_Alarm):
+            launch_more(built, name, blocks=2)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, former)
+    assert time.monotonic() - began < 10
+    assert launch_more(built, "atomic_on_unset").coverage == 1.0
+
+
+def test_libraries_that_are_kept_share_the_memory_of_workers() -> None:
+    kept = [build_more(Mode.FAST) for _ in range(5)]
+    sizes = []
+    for built in kept:
+        launch_more(built, "atomic_on_unset", blocks=4)
+        sizes.append(_mapped_bytes())
+    # The first launches also make what the C library keeps for threads.
+    assert sizes[-1] - sizes[1] < 64 << 20
+
+
+def _mapped_bytes() -> int:
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize:")]
+    return int(line.split()[1]) * 1024

@@ -40,6 +40,17 @@ def test_memory_of_an_mbarrier_can_be_used_again(compiler: str) -> None:
     assert [fault for fault in report.faults if "global y" not in fault.detail] == []
 
 
+def test_an_mbarrier_is_forgotten_with_its_launch(compiler: str) -> None:
+    built = library(FILE, HEADERS, Mode.CHECK, compiler)
+    run("right", Mode.CHECK, compiler)
+    x = np.arange(32, dtype=np.float32)
+    for steps in (1, 2):  # up to where the mbarriers were, and beyond
+        arguments = {"x": x, "y": (32, np.float32), "steps": steps}
+        report, out = launch(built, "plain", (1,), (64,), arguments, shared=256 * steps, workers=1)
+        np.testing.assert_array_equal(out["y"], x)
+        assert [fault for fault in report.faults if "shared" in fault.detail] == []
+
+
 FAULTS = [
     ("no_wait", "MARK race", FaultKind.RACE, "with no barrier between"),
     ("read_as_memory", "MARK race", FaultKind.RACE, "where an mbarrier lies"),

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from convgen.space import Config
 from convgen.strategies import get_strategy
 from convgen.target import Target
 from convgen.tuner.decide import decide, known
-from convgen.tuner.events import Budget, Progress
+from convgen.tuner.events import Budget, Progress, TuneResult
 from convgen.tuner.keys import task_of, toolchains
 from convgen.tuner.limits import Limits
 from convgen.tuner.pipeline import LOOKAHEAD
@@ -215,6 +216,19 @@ def test_cancelling_keeps_what_is_known(database: Database) -> None:
     assert 3 <= result.trials <= 4
     assert len(database.trials()) == result.trials
     assert [run.outcome for run in database.runs()] == ["interrupted"]
+
+
+def test_leaving_early_waits_for_no_candidate() -> None:
+    large = Conv.parse("conv2d n=4 c=512 in=56x56 k=512 filter=3x3 pad=1")
+    direct, one = [get_strategy("direct")], Budget(trials=1, seconds=None)
+    with tuner(strategies=direct, budget=one, limits=Limits(), devices=(0, 1)) as session:
+        results = session.tune_many([(PROBLEM, ""), (large, "")])
+        result = next(results)
+        began = time.monotonic()
+        results.close()
+        assert time.monotonic() - began < 4
+    assert isinstance(result, TuneResult)
+    assert result.problem == PROBLEM
 
 
 def test_a_search_ends_when_patience_is_at_an_end() -> None:

@@ -7,7 +7,9 @@ import ctypes as c
 NO_OBJECT = 0xFFFFFFFF
 ARENA_SLOT_BYTES = 1 << 34
 GUARD_BYTES = 65536
+REGION_BYTES = 128 << 20
 
+MAX_WORKERS = 64
 MAX_THREADS = 1024
 MAX_MBARRIERS = 64
 MAX_CLUSTER = 8
@@ -119,6 +121,7 @@ class Launch(c.Structure):
         ("workers", c.c_uint32),
         ("late_copies", c.c_uint32),
         ("timeout_ms", c.c_uint64),
+        ("regions", c.c_void_p),
         ("clusters", c.c_void_p),
         ("cluster_count", c.c_uint64),
         ("arena_base", c.c_uint64),

@@ -23,6 +23,7 @@ from convgen.simulator import abi, tensor_map
 from convgen.simulator.findings import Findings
 from convgen.simulator.lines import LineTable
 from convgen.simulator.memory import Block, Memory
+from convgen.simulator.regions import regions
 from convgen.simulator.report import Report
 from convgen.simulator.toolchain import build_library, working_folder
 from convgen.simulator.units import KernelLike, Unit, constants_name, entry_name, translation_unit
@@ -34,6 +35,8 @@ MAX_THREADS = 1024
 MAX_SHARED_BYTES = 227 * 1024
 DEFAULT_TIMEOUT = "600"
 MAX_TIMEOUT = 10_000_000
+CANCEL_SECONDS = 0.01
+"""Between one request to a launch to end and the next."""
 
 
 class Copies(enum.Enum):
@@ -103,7 +106,7 @@ class Library:
         self._lines = functools.cache(lambda: LineTable(image))
         if self._dll.convgen_sim_launch_bytes() != ctypes.sizeof(abi.Launch):
             raise AssertionError("abi.py and launch.h differ")
-        self.close = weakref.finalize(self, _unload, self._dll)
+        self.close = weakref.finalize(self, _ctypes.dlclose, self._dll._handle)
 
     def symbol(self, unit: int, name: str) -> tuple[int, int]:
         """Address and size in bytes of a unit's `__constant__` array. Raises KeyError if it has no such array."""
@@ -133,7 +136,7 @@ class Library:
         The blocks of a cluster run at the same time. `workers` OS threads share the clusters (default: one a core).
         Faults are reported, not raised; but a launch that no GPU would accept raises SimulatorFault. A block that takes
         longer than `CONVGEN_SIM_TIMEOUT` seconds of CPU time (default 600; 0: no limit) is a fault and ends the launch;
-        UsageError if that is no such number.
+        UsageError if that is no such number. In the main thread, what a signal's handler raises ends the launch too.
         """
         _check_limits(kernel, grid, block, cluster, shared_bytes, arguments)
         memory.begin_launch()
@@ -155,7 +158,8 @@ class Library:
         mbarriers = (abi.MbarrierState * (abi.MAX_MBARRIERS * abi.MAX_CLUSTER))()
         mbarriers_taken = ctypes.c_uint32(0)
         chosen = None if blocks is None else _clusters_of(blocks, grid, cluster)
-        total = math.prod(grid)
+        total, size = math.prod(grid), math.prod(cluster)
+        clusters = total // size if chosen is None else len(chosen)
         entry = getattr(self._dll, entry_name(unit, kernel.name))
         launch = abi.Launch(
             entry=ctypes.cast(entry, ctypes.c_void_p),
@@ -166,11 +170,11 @@ class Library:
             shared_bytes=shared_bytes,
             check=self.mode is not Mode.FAST,
             count=count,
-            workers=workers or _cores(),
+            workers=min(workers or _cores(), clusters, abi.MAX_WORKERS),
             late_copies=copies is Copies.LATE,
             timeout_ms=math.ceil(timeout * 1000),
             clusters=None if chosen is None else chosen.ctypes.data,
-            cluster_count=total // math.prod(cluster) if chosen is None else len(chosen),
+            cluster_count=clusters,
             arena_base=memory.base,
             buffers=ctypes.addressof(buffers),
             buffer_count=len(memory.blocks),
@@ -187,17 +191,34 @@ class Library:
             mbarriers=ctypes.addressof(mbarriers),
             mbarriers_taken=ctypes.addressof(mbarriers_taken),
         )
-        with self._turn:
-            failed = self._dll.convgen_sim_launch(ctypes.byref(launch))
-        if failed:
-            raise MemoryError("the simulator could not map its stacks")
+        with self._turn, regions(launch.workers * size) as memory_of_workers:
+            launch.regions = ctypes.addressof(memory_of_workers)
+            self._run(launch)
         footprint = {b.name: b.footprint() for b in memory.blocks} if count else {}
         names = tuple(b.name for b in memory.blocks)
         stuck = [b for b in mbarriers if b.expected]
-        size = math.prod(cluster)
         findings = Findings(self._lines, self.units[unit], kernel.name, names, shared_bytes, timeout, size, stuck)
         report = findings.report(launch, faults[: launch.fault_count], sites[: launch.site_count], total)
         return dataclasses.replace(report, counters=dataclasses.replace(report.counters, footprint=footprint))
+
+    def _run(self, launch: abi.Launch) -> None:
+        """In a thread of its own: a signal's handler does not run before the call that it interrupts returns."""
+        ended = threading.Event()  # Thread.join takes a thread that it is called away from for ended
+        failed: list[int] = []
+
+        def run() -> None:
+            failed.append(self._dll.convgen_sim_launch(ctypes.byref(launch)))
+            ended.set()
+
+        threading.Thread(target=run, daemon=True).start()
+        try:
+            ended.wait()
+        except BaseException:
+            while not ended.wait(CANCEL_SECONDS):
+                self._dll.convgen_sim_cancel()
+            raise
+        if failed != [0]:
+            raise MemoryError("the simulator could not map the clocks of its threads")
 
     def _constants(self, unit: int) -> ctypes.Array[abi.ConstantArray]:
         size = max(1, len(self.units[unit].constants))
@@ -290,8 +311,3 @@ def _load(image: bytes) -> ctypes.CDLL:
         file = folder / "kernels.so"
         file.write_bytes(image)
         return ctypes.CDLL(str(file))
-
-
-def _unload(dll: ctypes.CDLL) -> None:
-    dll.convgen_sim_close()
-    _ctypes.dlclose(dll._handle)

@@ -140,17 +140,27 @@ class _Arena:
     """A range of addresses, given back when neither a Memory nor a view into it is left."""
 
     def __init__(self, size: int) -> None:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-        address = _libc.mmap(None, size, 0, flags, -1, 0)
-        if address in (None, ctypes.c_void_p(-1).value):
-            raise MemoryError(f"cannot reserve {size} bytes of addresses for the simulator (ulimit -v?)")
-        self.base: int = address
-        weakref.finalize(self, _libc.munmap, address, size)
+        self.base = reserve(size, 0)
+        weakref.finalize(self, unmap, self.base, size)
 
     def view(self, address: int, nbytes: int) -> npt.NDArray[np.uint8]:
         raw = (ctypes.c_uint8 * nbytes).from_address(address)
         vars(raw)["arena"] = self  # numpy keeps `raw`
         return np.ctypeslib.as_array(raw)
+
+
+def reserve(size: int, protection: int) -> int:
+    """A range of addresses that takes no memory before it is touched. Raises MemoryError."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    address: int | None = _libc.mmap(None, size, protection, flags, -1, 0)
+    if address is None or address == ctypes.c_void_p(-1).value:
+        raise MemoryError(f"cannot reserve {size} bytes of addresses for the simulator (ulimit -v?)")
+    return address
+
+
+def unmap(address: int, size: int) -> None:
+    """Give a range of addresses back."""
+    _libc.munmap(address, size)
 
 
 def _shadow(granules: int, initialised: bool) -> npt.NDArray[np.uint64]:

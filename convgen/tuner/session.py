@@ -85,6 +85,7 @@ class Tuner:
         """One result for each (problem, family), as they are ready, on all the devices; an error stands for its result.
 
         Ends early when cancelled. Ctrl-C in the main thread cancels, and is raised when what was found has been given.
+        Left before its end, by an error or a second Ctrl-C, it closes the tuner: what is being measured is given up.
         """
         waiting: queue.SimpleQueue[tuple[Problem, str]] = queue.SimpleQueue()
         done: queue.SimpleQueue[TuneResult | ConvgenError | BaseException | None] = queue.SimpleQueue()
@@ -118,7 +119,7 @@ class Tuner:
                 raise KeyboardInterrupt
         finally:
             if running:
-                self.cancel()
+                self.close()
             for thread in threads:
                 thread.join()
 

@@ -11,9 +11,7 @@ constexpr int kCrashSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
 constexpr int kCrashSignalCount = 5;
 constexpr size_t kSignalStackBytes = 64 << 10;
 
-constexpr uint32_t kMaxWorkers = 64;
-
-// What each OS thread runs, kept from launch to launch for the warm stacks; one launch at a time runs in a library.
+// What each OS thread of the launch under way runs; one launch at a time runs in a library.
 static Cluster pool[kMaxWorkers];
 static struct sigaction former_actions[kCrashSignalCount];
 

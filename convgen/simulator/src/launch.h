@@ -154,9 +154,10 @@ struct Launch {
     Index3 grid, block, cluster;  // blocks, threads of a block, blocks of a cluster
     uint32_t shared_bytes;
     uint32_t check, count;
-    uint32_t workers;
+    uint32_t workers;        // OS threads, at most kMaxWorkers
     uint32_t late_copies;    // cp.async copies when it is waited for; else when it is issued
     uint64_t timeout_ms;     // CPU time that one block may take; 0: as much as it likes
+    void** regions;          // memory of workers (worker.h), for each OS thread as many as a cluster has blocks
     const uint64_t* clusters;  // linear indices of those to run, or null for all; a block of no cluster is one by itself
     uint64_t cluster_count;
     uint64_t arena_base;  // buffer i lies in [arena_base + i * kArenaSlot, … + kArenaSlot)
@@ -174,5 +175,6 @@ struct Launch {
     uint32_t* mbarriers_taken;  // whether it is
     Totals totals;
 };
+constexpr uint32_t kMaxWorkers = 64;
 constexpr uint64_t kArenaSlotBits = 34;
 constexpr uint64_t kGuardBytes = 65536;  // mapped on both sides of a buffer

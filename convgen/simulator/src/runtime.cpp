@@ -10,27 +10,14 @@
 #include "texture.h"
 #include "watchdog.h"
 
+constexpr uint32_t kOldTime = 1u << 31;
+
 static uint64_t next_cluster;
 static bool stopped;
 
 static void* map_memory(uint64_t bytes) {
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return memory == MAP_FAILED ? nullptr : memory;
-}
-
-static Worker* make_worker() {
-    void* reserved = map_memory(2 * kRegionBytes);
-    if (!reserved) return nullptr;
-    const uint64_t begin = reinterpret_cast<uint64_t>(reserved);
-    const uint64_t aligned = (begin + kRegionBytes - 1) & ~(kRegionBytes - 1);
-    if (aligned > begin) munmap(reserved, aligned - begin);
-    munmap(reinterpret_cast<void*>(aligned + kRegionBytes), begin + kRegionBytes - aligned);
-    Worker* w = reinterpret_cast<Worker*>(aligned);
-    w->shared = reinterpret_cast<unsigned char*>(aligned + kSharedOffset);
-    w->load = reinterpret_cast<TensorCopy*>(aligned + kCopiesOffset);
-    w->store = w->load + kMaxCopies;
-    w->wgmma = reinterpret_cast<Wgmma*>(aligned + kWgmmaOffset);
-    return w;
 }
 
 static void unmap_clocks(Worker* w) {
@@ -52,12 +39,27 @@ static bool map_clocks(Worker* w, uint32_t ranks) {
     return true;
 }
 
-// Workers for a cluster of so many blocks; false if there is no memory for them.
-static bool make_cluster(Cluster* cluster, uint32_t size) {
+// The worker of a region, which may have served any launch before.
+static Worker* worker_in(void* region) {
+    Worker* w = static_cast<Worker*>(region);
+    if (w->newest > kOldTime) {  // times begin anew, with all zero
+        unmap_clocks(w);
+        madvise(region, kRegionBytes, MADV_DONTNEED);
+    }
+    char* begin = static_cast<char*>(region);
+    w->shared = reinterpret_cast<unsigned char*>(begin + kSharedOffset);
+    w->load = reinterpret_cast<TensorCopy*>(begin + kCopiesOffset);
+    w->store = w->load + kMaxCopies;
+    w->wgmma = reinterpret_cast<Wgmma*>(begin + kWgmmaOffset);
+    return w;
+}
+
+// A cluster of workers in so many regions; false if there is no memory for their clocks.
+static bool make_cluster(Cluster* cluster, void** regions, uint32_t size) {
     for (uint32_t rank = 0; rank < size; ++rank) {
-        if (!cluster->block[rank]) cluster->block[rank] = make_worker();
-        Worker* w = cluster->block[rank];
-        if (!w) return false;
+        Worker* w = worker_in(regions[rank]);
+        cluster->block[rank] = w;
+        cluster->clock = cluster->clock > w->newest ? cluster->clock : w->newest;
         w->cluster = cluster;
         w->rank = rank;
         w->ranks = size;
@@ -65,7 +67,6 @@ static bool make_cluster(Cluster* cluster, uint32_t size) {
         if (!map_clocks(w, size)) return false;
     }
     cluster->size = size;
-    cluster->abandoned = false;
     return true;
 }
 
@@ -90,6 +91,7 @@ static void begin_launch(Worker* w, const Launch* launch) {
 static void* run_clusters(void* argument) {
     Cluster* cluster = static_cast<Cluster*>(argument);
     const Launch* launch = cluster->block[0]->launch;
+    __atomic_store_n(&cluster->os_thread, static_cast<int>(syscall(SYS_gettid)), __ATOMIC_RELAXED);
     const SignalStack signal_stack;
     const Timer timer(launch->timeout_ms);
     while (!__atomic_load_n(&stopped, __ATOMIC_RELAXED)) {
@@ -102,6 +104,7 @@ static void* run_clusters(void* argument) {
 }
 
 static void end_launch(Worker* w, Launch* launch) {
+    w->newest = w->cluster->clock;
     for (uint32_t i = 0; i < w->fault_count && launch->fault_count < launch->fault_capacity; ++i)
         launch->faults[launch->fault_count++] = w->fault[i];
     launch->totals.flops += w->totals.flops;
@@ -133,15 +136,15 @@ static void end_launch(Worker* w, Launch* launch) {
 
 EXPORT uint64_t convgen_sim_launch_bytes() { return sizeof(Launch); }
 
-// Run the launch; 0 if it was run (whatever its faults), 1 if the machine gave no memory or thread.
+// Run the launch; 0 if it was run (whatever its faults), 1 if the machine gave no memory.
 EXPORT int convgen_sim_launch(Launch* launch) {
-    next_cluster = 0;
-    stopped = false;
+    const uint32_t workers = launch->workers;
     const uint32_t size = launch->cluster.x * launch->cluster.y * launch->cluster.z;
-    uint32_t workers = min_u32(launch->workers, kMaxWorkers);
-    if (workers > launch->cluster_count) workers = static_cast<uint32_t>(launch->cluster_count);
+    next_cluster = 0;
+    stopped = cancelled = false;
+    memset(pool, 0, sizeof(pool));
     for (uint32_t i = 0; i < workers; ++i) {
-        if (!make_cluster(&pool[i], size)) return 1;
+        if (!make_cluster(&pool[i], launch->regions + i * size, size)) return 1;
         for (uint32_t rank = 0; rank < size; ++rank) begin_launch(pool[i].block[rank], launch);
     }
     pthread_t threads[kMaxWorkers];
@@ -159,13 +162,11 @@ EXPORT int convgen_sim_launch(Launch* launch) {
     return 0;
 }
 
-EXPORT void convgen_sim_close() {
-    for (Cluster& cluster : pool) {
-        for (Worker*& w : cluster.block) {
-            if (!w) continue;
-            unmap_clocks(w);
-            munmap(w, kRegionBytes);
-            w = nullptr;
-        }
-    }
+// Have the launch under way end soon, wherever its kernels are; what it computes is then good for nothing. To be called
+// by another thread, and again until the launch has ended: a tick may come at a bad moment.
+EXPORT void convgen_sim_cancel() {
+    __atomic_store_n(&stopped, true, __ATOMIC_RELAXED);
+    __atomic_store_n(&cancelled, true, __ATOMIC_RELAXED);
+    for (const Cluster& cluster : pool)
+        if (const int id = __atomic_load_n(&cluster.os_thread, __ATOMIC_RELAXED)) syscall(SYS_tgkill, getpid(), id, kTickSignal);
 }

@@ -1,5 +1,5 @@
 // A block that never ends is stopped, and its launch with it. A timer on each worker's own CPU time ticks, so that a
-// busy or halted machine makes no block late.
+// busy or halted machine makes no block late. A launch that nobody waits for any more is sent ticks that count at once.
 #pragma once
 
 #include <sys/syscall.h>
@@ -12,18 +12,20 @@ constexpr int kTickSignal = SIGURG;  // ignored by default: a late tick does no 
 constexpr uint64_t kTicks = 8;       // in the time a block may take
 
 static struct sigaction former_tick_action;
+static bool cancelled;
 
 static void on_tick(int, siginfo_t*, void* context) {
     const Interrupted at = interrupted(context);
     Worker* w = at.worker;
     if (!w) return;
+    const bool unwanted = __atomic_load_n(&cancelled, __ATOMIC_RELAXED);
     if (w->ticked_block != w->totals.blocks) {
         w->ticked_block = w->totals.blocks;
         w->ticks = 0;
     }
-    if (++w->ticks <= kTicks) return;
+    if (++w->ticks <= kTicks && !unwanted) return;
     __atomic_store_n(&w->expired, true, __ATOMIC_RELAXED);  // the next hook or barrier gives up: it knows the line
-    if (w->ticks == kTicks + 1) return;
+    if (w->ticks == kTicks + 1 && !unwanted) return;
     // A loop without either. Never out of libc, which may hold a lock: the next tick will do.
     const bool ours = at.pc <= static_cast<uint64_t>(_end - __ehdr_start);
     if (ours && !__atomic_load_n(&w->allocating, __ATOMIC_ACQUIRE)) give_up(w, at.pc);

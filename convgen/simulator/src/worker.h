@@ -1,4 +1,4 @@
-// A worker: what runs one block at a time, and all the memory it needs, in one aligned region.
+// A worker: what runs one block at a time, and all the memory it needs, in one aligned region that is given to it.
 //
 //   0          the Worker itself       16 MiB   shadow of shared memory (one cell a byte)
 //   21 MiB     wgmma under way         32 MiB   shared memory
@@ -149,6 +149,7 @@ struct Cluster {
     Worker* block[kMaxCluster];
     uint32_t size;
     uint32_t clock;  // the newest time
+    int os_thread;
     bool abandoned;
     uint32_t arrived, absent, phase;  // of its barrier: threads that have come, and that ended before they came
 };
@@ -167,6 +168,7 @@ struct Worker {
     bool is_over;                // its end has been looked at
     uint32_t interval;           // between barriers
     uint32_t floor, block_floor;  // times: of the last barrier, of the cluster's start
+    uint32_t newest;             // time of any launch before
     uint32_t actor_bits;         // of a stamp, that tell who
     bool has_clocks;             // threads of the block are ordered by more than barriers
     int barrier_result;

@@ -9,6 +9,7 @@ ConvgenError
 |- WrongResultError    a kernel's numbers are outside the bound  exit 5
 |- SimulatorFault      the simulator caught the kernel misbehaving  exit 5
 `- DeviceError         no usable GPU, driver or library          exit 6
+   `- MemoryShortage   less memory than the work takes           exit 6
 """
 
 from __future__ import annotations
@@ -72,3 +73,12 @@ class DeviceError(ConvgenError):
     """No GPU, no driver, or a CUDA call that failed."""
 
     exit_code = 6
+
+
+class MemoryShortage(DeviceError):
+    """Less memory than the work takes; `needed` and `available` are bytes."""
+
+    def __init__(self, work: str, needed: int, available: int, instead: str) -> None:
+        super().__init__(f"{work} takes about {needed:,} bytes of memory, {available:,} are available: {instead}")
+        self.needed = needed
+        self.available = available

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "convgen"
 
 # A module may import from its own layer and from those above it in this list.
 LAYERS = (
-    ("errors", "toolkit"),
+    ("errors", "toolkit", "host_memory"),
     ("problem", "target", "space", "tensor_map", "plan", "cache", "files"),
     ("gather", "binding"),
     ("strategies",),

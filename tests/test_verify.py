@@ -8,7 +8,7 @@ import numpy
 import pytest
 from conformance import TARGET
 
-from convgen.errors import CompileError
+from convgen.errors import CompileError, MemoryShortage
 from convgen.lowering import lower
 from convgen.plan import Plan
 from convgen.problem import Attention, Conv
@@ -157,3 +157,22 @@ def test_a_long_sum_that_is_left_out_or_off_by_one_is_found(
 
     monkeypatch.setattr(sim, "render", spoilt)
     assert verify_problem(long, get_strategy(strategy), None, SETTINGS).status == "wrong"
+
+
+def test_what_no_memory_holds_is_refused_before_it_is_tried() -> None:
+    plan = lower(Conv.parse("conv2d n=10000000 c=8 in=64x64 k=8 filter=3x3 pad=1"), DIRECT, None, TARGET)
+    with pytest.raises(
+        MemoryShortage, match=r"about 15,728,640,013,824 bytes of memory, .* choose a smaller batch, .*--backend"
+    ) as e:
+        verify_plan(plan, SETTINGS)
+    # Of x, y and w, twice in float64 and twice in fp32.
+    assert e.value.needed == (2 * 10_000_000 * 8 * 64 * 64 + 8 * 8 * 9) * (16 + 8) > e.value.available > 0
+    result = verify_problem(plan.problem, DIRECT, None, SETTINGS)
+    assert (result.status, result.reason.startswith(f"verifying {plan.problem}")) == ("failed", True)
+
+
+def test_what_does_not_fit_beside_others_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = (4 * 9 * 8 + 4 * 4 * 9 + 4 * 9 * 8) * (16 + 8)
+    for available, status in ((needed, "ok"), (needed - 1, "failed")):
+        monkeypatch.setattr("convgen.verify.oracle.available_bytes", lambda room=available: room)
+        assert verify_problem(problem("n=1"), DIRECT, None, SETTINGS).status == status

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy
 
+from convgen.errors import MemoryShortage
+from convgen.host_memory import available_bytes
 from convgen.plan import Numerics, Plan
 from convgen.problem import Conv, Problem, Sizes
 from convgen.reference import (
@@ -165,12 +167,15 @@ class Oracles:
         self._known: dict[InputKind, Oracle] = {}
 
     def of(self, problem: Problem, kind: InputKind) -> Oracle:
-        """The oracle of `problem`, at the sizes to verify it with."""
+        """The oracle of `problem`, at the sizes to verify it with. Raises MemoryShortage, before it is made, if this
+        machine would have too little for the arrays and for simulating what is held against them."""
         wanted = fixed(problem)
         if self._problem != wanted or (kind not in self._known and _is_large(wanted)):
             self._known.clear()  # their arrays go before the next ones come
             self._problem = wanted
         if kind not in self._known:
+            if self._xp is numpy:
+                _check_room(wanted)
             values = definition_of(wanted).make_inputs(wanted, self._settings.seed, kind, self._xp)
             self._known[kind] = Oracle(wanted, values, kind, self._xp)
         return self._known[kind]
@@ -193,6 +198,16 @@ def input_kinds(problem: Problem, settings: Settings) -> tuple[InputKind, ...]:
 
 def _is_large(problem: Problem) -> bool:
     return sum(tensor.size for tensor in (*problem.inputs, *problem.outputs)) > LARGE_ELEMENTS
+
+
+def _check_room(problem: Problem) -> None:
+    # In float64, twice while they are made; as they are stored, for the kernel too.
+    tensors = (*problem.inputs, *problem.outputs)
+    needed = sum(tensor.size * 2 * (8 + tensor.dtype.itemsize) for tensor in tensors)
+    available = available_bytes()
+    if needed > available:
+        work = f"verifying {problem} in the simulator"
+        raise MemoryShortage(work, needed, available, "choose a smaller batch, or a machine's GPU (--backend cuda)")
 
 
 def _is_exact(oracle: Oracle, numerics: Numerics) -> bool:

@@ -28,7 +28,7 @@ def lower(problem: Problem, strategy: Strategy, config: Config | None, target: T
 def refusal(problem: Problem, strategy: Strategy, target: Target) -> str | None:
     """The reason the strategy itself gives: all there is to ask about a config that is checked anyway."""
     if not isinstance(problem, strategy.solves):
-        return f"it computes no {problem.op}"
+        return f"it solves {strategy.solves.kind}, not {problem.op}"
     return strategy.why_not(problem, target)
 
 

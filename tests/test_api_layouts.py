@@ -37,8 +37,9 @@ def test_a_dense_input_has_one_layout(shape: tuple[int, ...]) -> None:
 
 
 def test_a_layout_that_contradicts_the_strides_is_refused() -> None:
-    with pytest.raises(UsageError, match="layout=nchw: input has the strides of nhwc"):
-        layout_of(_last(2, 4, 9, 7), W_LAST, FIRST)
+    for given in ("nchw", "NCDHW", FIRST):  # is told as it was given
+        with pytest.raises(UsageError, match=f"layout={given}: input has the strides of nhwc"):
+            layout_of(_last(2, 4, 9, 7), W_LAST, given)
     assert layout_of(_last(2, 4, 9, 7), W_LAST, LAST) is LAST
 
 

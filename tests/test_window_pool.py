@@ -96,7 +96,7 @@ def test_illegal_configs_are_refused_by_rule(problem: str, changes: dict[str, in
     [
         ("max_pool1d c=1 in=9 filter=3 dtype=uint8", "uint8 has no kernel yet"),
         ("max_pool1d c=1 in=3000000000 filter=3", "32 bits"),
-        ("conv1d c=1 k=1 in=9 filter=3", "computes no conv1d"),
+        ("conv1d c=1 k=1 in=9 filter=3", "it solves poolings, not conv1d"),
     ],
 )
 def test_what_is_not_covered_is_said(problem: str, reason: str) -> None:

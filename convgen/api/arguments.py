@@ -83,7 +83,6 @@ def request(op: str, input: Described, weight: Described, extras: Collection[str
     input = input if is_batched else input.with_batch()
     groups = size("groups", options.groups, at_least=1)
     channels, k = _channels(input.shape[1], weight.shape, groups, transposed)
-    given = None if options.layout is None else layout_named(options.layout)
     try:
         problem = Conv.of(
             op,
@@ -98,7 +97,7 @@ def request(op: str, input: Described, weight: Described, extras: Collection[str
             dilation=dims("dilation", options.dilation, nd, at_least=1),
             groups=groups,
             dtype=_dtype(input, weight),
-            layout=layout_of((input.shape, input.strides), (weight.shape, weight.strides), given),
+            layout=layout_of((input.shape, input.strides), (weight.shape, weight.strides), options.layout),
             epilogue=epilogue_of(extras, options.activation),
             accuracy=options.accuracy,
         )

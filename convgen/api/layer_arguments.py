@@ -12,7 +12,6 @@ from convgen.errors import ProblemError, UsageError
 from convgen.problem import BatchNorm, Layout, Pool
 from convgen.problem.pool_form import split_op
 from convgen.problem.values import dims, size
-from convgen.problem.window_form import layout_of as layout_named
 
 TENSORS = {
     "input": "x",
@@ -166,7 +165,7 @@ def _check_arrays(wanted: Request, arrays: Mapping[str, Described]) -> None:
 
 def _layout(input: Described, given: Any) -> Layout:
     pair = input.shape, input.strides
-    return layout_of(pair, pair, None if given is None else layout_named(given))
+    return layout_of(pair, pair, given)
 
 
 def _limit(limit: Any) -> int | None:

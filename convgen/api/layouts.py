@@ -4,29 +4,30 @@ from __future__ import annotations
 
 from convgen.errors import UsageError
 from convgen.problem import DType, Layout, TensorSpec
+from convgen.problem.window_form import layout_of as layout_named
 
 Shape = tuple[int, ...]
 
 
-def layout_of(input: tuple[Shape, Shape], weight: tuple[Shape, Shape], given: Layout | None) -> Layout:
+def layout_of(input: tuple[Shape, Shape], weight: tuple[Shape, Shape], given: object) -> Layout:
     """The layout of a problem whose input and weight have these shapes and element strides (N, C, spatial…).
 
     An input that lies densely in one order only has that one. Where both orders are the same memory (one channel, one
-    position, a strided view), `given` decides, else strides that are exactly one order's, as PyTorch sets them for
-    such arrays, else the weight. Raises UsageError for an input that contradicts `given`.
+    position, a strided view), the layout that `given` names (None: any) decides, else strides that are exactly one
+    order's, as PyTorch sets them for such arrays, else the weight. Raises UsageError for an input that contradicts
+    `given`, ProblemError for one that names no layout.
     """
+    wanted = None if given is None else layout_named(given)
     possible = _dense(*input)
     if len(possible) == 1:
-        if given not in (None, possible[0]):
-            nd = len(input[0]) - 2
-            assert given is not None
+        if wanted not in (None, possible[0]):
             raise UsageError(
-                f"layout={given.text(nd)}: input has the strides of {possible[0].text(nd)}; leave layout out, which is "
-                "for what strides leave open, or give input another memory format"
+                f"layout={given}: input has the strides of {possible[0].text(len(input[0]) - 2)}; leave layout out, "
+                "which is for what strides leave open, or give input another memory format"
             )
         return possible[0]
-    if given is not None:
-        return given
+    if wanted is not None:
+        return wanted
     if not possible:
         return _nearest(*input)
     for shape, strides in (input, weight):

@@ -9,7 +9,7 @@ from convgen.problem.batch_norm_words import BatchNormMode
 from convgen.problem.conv import Conv
 from convgen.problem.dtype import Accuracy, AttentionLayout, Direction, DType, Layout, PadMode
 from convgen.problem.epilogue import Activation, Epilogue, fold_batch_norm
-from convgen.problem.forms import parse_problem, problem_from_json
+from convgen.problem.forms import OPS, parse_problem, problem_from_json
 from convgen.problem.pool import Pool
 from convgen.problem.pool_words import PoolMode
 from convgen.problem.protocol import Problem
@@ -19,6 +19,7 @@ from convgen.problem.suite import SuiteEntry, expand_entry, load_suite, shipped_
 from convgen.problem.tensor import TensorSpec
 
 __all__ = [
+    "OPS",
     "Accuracy",
     "Activation",
     "Align",

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from convgen.problem import attention_form, attention_rules, values
 from convgen.problem.attention_words import Align, Bias, Mask, Varlen
@@ -40,6 +40,8 @@ class Attention:
     Build one with `Attention.of`, `Attention.parse` or `Attention.from_json`. Raises ProblemError for what means
     nothing.
     """
+
+    kind: ClassVar[str] = "attention"
 
     batch: Size
     heads_q: int
@@ -162,7 +164,7 @@ class Attention:
     @property
     def op(self) -> str:
         """The op's name in the text form."""
-        return "attention"
+        return attention_form.OP
 
     @property
     def is_causal(self) -> bool:

@@ -20,6 +20,8 @@ def _window(key: str, source: str) -> list[int | None]:
     return [None if side == "*" else text.integer(key, side) for side in sides]
 
 
+OP = "attention"
+
 _READERS = {
     "batch": text.size,
     "heads_q": text.integer,
@@ -64,8 +66,8 @@ oneDNN's graphs."""
 def from_text(source: object) -> dict[str, Any]:
     """Keywords of `Attention.of`. Raises ProblemError."""
     op, tokens = text.tokens(source)
-    if op != "attention":
-        raise refusal("op", op, "attention")
+    if op != OP:
+        raise refusal("op", op, OP)
     return _complete(text.read_tokens(tokens, _READERS))
 
 
@@ -77,8 +79,8 @@ def from_json(entry: object) -> dict[str, Any]:
         raise refusal("problem", entry, "an object with the keys of an attention")
     text.check_keys(entry, KEYS)
     values = dict(entry)
-    if values.pop("op", "attention") != "attention":
-        raise refusal("op", entry["op"], "attention")
+    if values.pop("op", OP) != OP:
+        raise refusal("op", entry["op"], OP)
     align = values.pop("causal_align", None)
     if values.get("window") is None:
         values.pop("window", None)
@@ -124,7 +126,7 @@ def default_scale(head_dim: int) -> float:
 
 def to_text(attention: Attention) -> str:
     """The canonical text: fixed order, defaults left out."""
-    return " ".join(["attention", *(f"{key}={value}" for key, value in _canonical(attention).items())])
+    return " ".join([OP, *(f"{key}={value}" for key, value in _canonical(attention).items())])
 
 
 def to_json(attention: Attention) -> dict[str, Any]:
@@ -146,7 +148,7 @@ def to_json(attention: Attention) -> dict[str, Any]:
         "lse": attention.lse,
     }
     words = _canonical(attention)
-    return {"op": "attention"} | {key: typed.get(key, value) for key, value in words.items()}
+    return {"op": OP} | {key: typed.get(key, value) for key, value in words.items()}
 
 
 def _plain(size: object) -> int | str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from convgen.problem import batch_norm_form, batch_norm_rules, values
 from convgen.problem.batch_norm_words import BatchNormMode
@@ -43,6 +43,8 @@ class BatchNorm(Batched):
     Build one with `BatchNorm.of`, `BatchNorm.parse` or `BatchNorm.from_json`. Raises ProblemError for what means
     nothing.
     """
+
+    kind: ClassVar[str] = "batch normalisations"
 
     n: int | RuntimeSize
     c: int

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from convgen.problem import conv_form, conv_rules, values
 from convgen.problem.batched import Batched
@@ -37,6 +37,8 @@ class Conv(Batched):
 
     Build one with `Conv.of`, `Conv.parse` or `Conv.from_json`. Raises ProblemError for what means nothing.
     """
+
+    kind: ClassVar[str] = "convolutions"
 
     n: int | RuntimeSize
     c: int

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from convgen.problem.conv import Conv
 
 _OP = re.compile(r"(conv|conv_transpose)([123])d")
+_FAMILIES = ("conv", "conv_transpose")
+OPS = tuple(f"{family}{nd}d" for family in _FAMILIES for nd in (1, 2, 3))
+"""The ops of the text form."""
 
 _READERS = {
     "n": text.size,
@@ -44,11 +47,16 @@ KEYS = (*_JSON_ONLY, *_READERS)
 """The keys of the JSON form."""
 
 
+def is_convolution(op: object) -> bool:
+    """Whether it is a convolution's op, of the text form or of the JSON form."""
+    return op in _FAMILIES or op in OPS
+
+
 def split_op(op: object) -> tuple[int, bool]:
     """Spatial dimensions and whether it is transposed: `conv_transpose2d` is (2, True)."""
     match = _OP.fullmatch(op) if isinstance(op, str) else None
     if match is None:
-        raise refusal("op", op, "conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d or conv_transpose3d")
+        raise refusal("op", op, f"one of {', '.join(OPS)}")
     return int(match[2]), match[1] == "conv_transpose"
 
 
@@ -67,7 +75,7 @@ def from_json(entry: object) -> dict[str, Any]:
     text.check_keys(entry, KEYS)
     values = dict(entry)
     op, extent = values.pop("op", "conv"), values.get("in")
-    if op in ("conv", "conv_transpose"):
+    if op in _FAMILIES:
         implied = len(extent) if isinstance(extent, (list, tuple)) else 1
         op = f"{op}{size('nd', values.pop('nd', implied), at_least=1)}d"
     nd = split_op(op)[0]

@@ -10,9 +10,12 @@ from convgen.problem.batch_norm import BatchNorm
 from convgen.problem.conv import Conv
 from convgen.problem.pool import Pool
 from convgen.problem.protocol import Problem
-from convgen.problem.text import tokens
+from convgen.problem.text import refusal, tokens
 
-__all__ = ["Problem", "parse_problem", "problem_from_json"]
+__all__ = ["OPS", "Problem", "parse_problem", "problem_from_json"]
+
+OPS = (*conv_form.OPS, *pool_form.OPS, batch_norm_form.OP, attention_form.OP)
+"""The first words of problems' texts."""
 
 
 def parse_problem(text: str) -> Problem:
@@ -30,16 +33,16 @@ def problem_from_json(entry: object) -> Problem:
 
 def is_attention(entry: object) -> bool:
     """Whether a decoded JSON object describes an attention."""
-    return _op(entry) == "attention"
+    return _op(entry) == attention_form.OP
 
 
 def is_convolution(entry: object) -> bool:
-    """Whether a decoded JSON object describes a convolution, or nothing that has another name."""
-    return _kind(_op(entry)) is Conv
+    """Whether a decoded JSON object describes a convolution."""
+    return conv_form.is_convolution(_op(entry))
 
 
 def keys_of(entry: object) -> tuple[str, ...]:
-    """The keys of a decoded JSON object that describe its problem."""
+    """The keys of a decoded JSON object that describe its problem. Raises ProblemError."""
     kind = _kind(_op(entry))
     if kind is Attention:
         return attention_form.KEYS
@@ -50,13 +53,17 @@ def keys_of(entry: object) -> tuple[str, ...]:
 
 def _op(entry: object) -> object:
     if not isinstance(entry, Mapping):
-        return None
-    return entry.get("op", "attention" if "heads_q" in entry else "conv")
+        raise refusal("problem", entry, "an object with the keys of a problem")
+    return entry.get("op", attention_form.OP if "heads_q" in entry else "conv")
 
 
 def _kind(op: object) -> type[Conv] | type[Attention] | type[Pool] | type[BatchNorm]:
-    if op == "attention":
+    if op == attention_form.OP:
         return Attention
     if op == batch_norm_form.OP:
         return BatchNorm
-    return Pool if pool_form.is_pool(op) else Conv
+    if pool_form.is_pool(op):
+        return Pool
+    if conv_form.is_convolution(op):
+        return Conv
+    raise refusal("op", op, f"one of {', '.join(OPS)}")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from convgen.problem import pool_form, pool_rules, values
 from convgen.problem.batched import Batched
@@ -36,6 +36,8 @@ class Pool(Batched):
     `n` may be a RuntimeSize: `inputs`, `outputs`, `macs` and `bytes` then stand for `typical_batch`; `at(n)` fixes it.
     Build one with `Pool.of`, `Pool.parse` or `Pool.from_json`. Raises ProblemError for what means nothing.
     """
+
+    kind: ClassVar[str] = "poolings"
 
     mode: PoolMode
     n: int | RuntimeSize

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _OP = re.compile(r"(avg|max)_pool([123])d")
 _FAMILIES = ("avg_pool", "max_pool")
+OPS = tuple(f"{family}{nd}d" for family in _FAMILIES for nd in (1, 2, 3))
+"""The ops of the text form."""
 
 _READERS = {
     "n": text.size,
@@ -41,14 +43,14 @@ KEYS = (*_JSON_ONLY, *_READERS)
 
 def is_pool(op: object) -> bool:
     """Whether it is a pooling's op, of the text form or of the JSON form."""
-    return isinstance(op, str) and (op in _FAMILIES or _OP.fullmatch(op) is not None)
+    return op in _FAMILIES or op in OPS
 
 
 def split_op(op: object) -> tuple[PoolMode, int]:
     """What becomes of a window, and spatial dimensions: `max_pool2d` is (MAX, 2)."""
     match = _OP.fullmatch(op) if isinstance(op, str) else None
     if match is None:
-        raise refusal("op", op, "avg_pool1d, avg_pool2d, avg_pool3d, max_pool1d, max_pool2d or max_pool3d")
+        raise refusal("op", op, f"one of {', '.join(OPS)}")
     return PoolMode(match[1]), int(match[2])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from convgen.problem.dtype import Accuracy, AttentionLayout, Direction, DType, Layout
 from convgen.problem.sizes import Sizes
@@ -18,6 +18,9 @@ class Problem(Protocol):
     Shapes, work and traffic of a problem with sizes that are known at launch only are those of its typical `sizes`;
     `with_sizes` fixes them.
     """
+
+    kind: ClassVar[str]
+    """What its type describes, in the plural: `convolutions`."""
 
     @property
     def op(self) -> str:

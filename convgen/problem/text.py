@@ -55,7 +55,7 @@ def tokens(text: object) -> tuple[str, dict[str, str]]:
         raise refusal("problem", text, "a text such as 'conv2d n=1 c=3 k=8 in=32x32 filter=3x3'")
     op, *rest = text.split() or [""]
     if not op or "=" in op:
-        raise refusal("problem", text, "an operation first: conv1d, conv2d, conv_transpose2d, …, attention")
+        raise refusal("problem", text, "an operation first, as in conv2d n=1 c=3 k=8 in=32x32 filter=3x3")
     values: dict[str, str] = {}
     for token in rest:
         key, equals, value = token.partition("=")

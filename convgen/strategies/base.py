@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from convgen.plan import Plan
+from convgen.problem import Problem
 from convgen.space import Space
 from convgen.target import Target
 
@@ -15,7 +16,7 @@ class Strategy(Protocol):
     `Any` stands for the problem it solves, and for the strategy's own config class, whose base is `space.Config`.
     """
 
-    solves: type
+    solves: type[Problem]
     """The type of problem it is for."""
 
     template: str

@@ -31,7 +31,6 @@ class Fft:
     """See the module's text."""
 
     solves = Conv
-    solves = Conv
     name = "fft"
     template = "conv/fft.cu.j2"
     summary = "overlapping tiles transformed, multiplied by the filter's spectrum and transformed back in one kernel"

@@ -175,7 +175,8 @@ class Tuner:
             return Pipeline(assignment, self._builder, self._runners[device]).run(self._cancelled, self._progress)
 
     def _applicable(self, problem: Problem) -> list[Strategy]:
-        reasons = {s: why_not(problem, s, self.target) for s in self.strategies if isinstance(problem, s.solves)}
+        of_its_kind = [s for s in self.strategies if isinstance(problem, s.solves)]
+        reasons = {s: why_not(problem, s, self.target) for s in of_its_kind or self.strategies}
         usable = [s for s, reason in reasons.items() if reason is None]
         if not usable:
             raise nothing_applies(problem, reasons)

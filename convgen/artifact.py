@@ -17,7 +17,7 @@ from convgen import __version__
 from convgen.binding import nbytes_of, preparation, required_alignment, symbolic_shape
 from convgen.compiler import Binary
 from convgen.errors import DeviceError, UsageError
-from convgen.files import write_whole
+from convgen.files import make_folder, write_whole
 from convgen.launcher import launcher_files
 from convgen.plan import (
     WORKSPACE_ALIGNMENT,
@@ -59,7 +59,8 @@ def write_artifacts(
     """Write the files named in `emit`, and `manifest.json`, into `directory`, which is made if missing.
 
     Files are named after the plan. Each is replaced whole: a reader never sees half of one. Raises UsageError for
-    an unknown kind or a directory that cannot be written, DeviceError if `sass` needs a disassembler that is missing.
+    an unknown kind, OutputError for a directory that cannot be made or written, DeviceError if `sass` needs a
+    disassembler that is missing.
     """
     unknown = [kind for kind in emit if kind not in EMIT]
     if unknown:
@@ -68,6 +69,7 @@ def write_artifacts(
     contents = {name: data for files in kinds.values() for name, data in files.items()}
     described = manifest(plan, source, binary, {name: _sha256(data) for name, data in contents.items()})
     kinds["manifest"] = {"manifest.json": (json.dumps(described, indent=2) + "\n").encode()}
+    make_folder(directory)
     for files in kinds.values():
         for name, data in files.items():
             write_whole(directory / name, data)

@@ -1,6 +1,7 @@
 """Every error convgen raises on purpose.
 
 ConvgenError
+|- OutputError         something cannot be written or stored     exit 1
 |- UsageError          bad option or argument                    exit 2
 |- ProblemError        the problem itself is malformed           exit 2
 |- ConfigError         a config breaks a rule of its strategy    exit 2
@@ -19,6 +20,10 @@ class ConvgenError(Exception):
     """Base of all errors raised on purpose; `exit_code` is the command line's."""
 
     exit_code = 1
+
+
+class OutputError(ConvgenError):
+    """A file that cannot be written, or a database that cannot be stored to."""
 
 
 class UsageError(ConvgenError):

@@ -7,16 +7,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-from convgen.errors import UsageError
+from convgen.errors import OutputError, UsageError
 
 _SQLITE_MAGIC = b"SQLite format 3\0"
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file beside its place, where a symbolic link leads if it is one, and move it there; folders are made.
+    """Write a file beside its place, where a symbolic link leads if it is one, and move it there.
 
-    What is there and no regular file, as a device or a pipe, is written as it stands. Raises UsageError if it cannot be
-    written, or is a database: nothing written here is meant to replace one. What goes to stdout raises as it does.
+    What is there and no regular file, as a device or a pipe, is written as it stands. Raises OutputError if it cannot
+    be written, UsageError if it is a database: nothing written here is meant to replace one. What goes to stdout raises
+    as it does.
     """
     if is_stdout(path):
         sys.stdout.flush()
@@ -29,7 +30,15 @@ def write_whole(path: Path, data: bytes) -> None:
         _refuse_database(path)
         _replace(Path(os.path.realpath(path)), data)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written ({error.strerror}): choose another file") from error
+        raise OutputError(f"{path} cannot be written ({error.strerror}): choose another file") from error
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, unless it is there, in one that is. Raises OutputError."""
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be made ({error.strerror}): choose another folder") from error
 
 
 def is_stdout(path: Path) -> bool:
@@ -49,7 +58,6 @@ def _refuse_database(path: Path) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with open(handle, "wb") as file:

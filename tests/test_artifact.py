@@ -18,7 +18,7 @@ import pytest
 from convgen.artifact import EMIT, write_artifacts
 from convgen.cache import DiskCache
 from convgen.compiler import Binary, compile_cuda, header_directory
-from convgen.errors import DeviceError, UsageError
+from convgen.errors import DeviceError, OutputError, UsageError
 from convgen.launcher import launcher_files
 from convgen.lowering import lower, why_not
 from convgen.plan import Plan
@@ -43,7 +43,7 @@ def scale(tmp_path_factory: pytest.TempPathFactory) -> Binary:
 
 def test_every_kind_is_written_and_hashed(scale: Binary, tmp_path: Path) -> None:
     plan = hand_plans.every_step(H200)
-    artifact = write_artifacts(plan, hand_plans.SCALE_SOURCE, scale, tmp_path / "new" / "folder", EMIT)
+    artifact = write_artifacts(plan, hand_plans.SCALE_SOURCE, scale, tmp_path / "new", EMIT)
     names = {kind: [path.name for path in paths] for kind, paths in artifact.files.items()}
     assert names == {
         "cu": ["finish.cu"],
@@ -142,8 +142,10 @@ def test_an_unknown_kind_and_an_unwritable_folder_are_refused(scale: Binary, tmp
     with pytest.raises(UsageError, match=r"emit=exe: expected some of cu,cubin,ptx,sass,launcher"):
         write_artifacts(plan, "", scale, tmp_path, ["cu", "exe"])
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot be written"):
-        write_artifacts(plan, "", scale, tmp_path / "file" / "folder")
+    for place in ("file", "file/folder", "missing/folder"):
+        with pytest.raises(OutputError, match=rf"{place} cannot be made \(.*\): choose another folder"):
+            write_artifacts(plan, "", scale, tmp_path / place)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_missing_disassembler_is_named(scale: Binary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from bench_entries import entry, missing, results
 from convgen.bench import machine, plot
 from convgen.bench.report import Standing, circumstances, families, losses_first, markdown, outcome, progress_line
 from convgen.bench.results import Entry, Results, load, merge, same_measurement, save
-from convgen.errors import UsageError
+from convgen.errors import OutputError, UsageError
 
 DESIGNED = {
     "id", "family", "problem", "dtype", "direction", "layout", "accuracy", "strategy", "config", "ours_us", "spread",
@@ -30,9 +30,9 @@ def plain(found: Results) -> Any:
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     before = results(entry("a", 1.5), missing("b"))
-    save(tmp_path / "deep" / "r.json", before)
-    assert plain(load(tmp_path / "deep" / "r.json")) == plain(before)
-    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["r.json"]
+    save(tmp_path / "r.json", before)
+    assert plain(load(tmp_path / "r.json")) == plain(before)
+    assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
 
 
 def test_the_file_has_the_agreed_keys_and_one_line_an_entry(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         save(path, results(entry("a", float("nan"))))
     assert path.read_text() == before
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot be written"):
         save(tmp_path / "r.json" / "x.json", results())
 
 

@@ -66,6 +66,14 @@ def json_lines(text: str) -> list[dict[str, Any]]:
         (["explain", *SMALL, *H200, "direction=wgrad", "epilogue=bias+relu"], 2, ["epilogue=bias+relu", "none"]),
         (["compile", *SMALL, *H200, "--strategy", "direct", "--config", "split_q=a"], 2, ["split_q=a", "integer"]),
         (["compile", *SMALL, *H200, "--strategy", "direct", "--config", "split_q=0"], 2, ["split_q=0", "at least 1"]),
+        (["verify", *SMALL, *H200, "--strategy", "direct", "--config", "split_q=0"], 2, ["split_q=0", "at least 1"]),
+        (["explain", "conv4d", "c=1"], 2, ["op=conv4d", "conv2d", "max_pool3d", "batch_norm", "attention"]),
+        (["explain", '{"op": "conv4d", "c": 1}'], 2, ["op=conv4d", "conv2d", "max_pool3d", "batch_norm", "attention"]),
+        (
+            ["compile", *SMALL, *H200, "--strategy", "flash_attention"],
+            3,
+            ["flash_attention", "it solves attention, not conv2d"],
+        ),
         (["compile", *SMALL, *H200, "dtype=fp8"], 3, ["dtype=fp8", "direct"]),
         (["compile", *SMALL, *H200, "dtype=fp8", "--strategy", "direct"], 3, ["dtype=fp8"]),
         (
@@ -113,6 +121,9 @@ def test_bad_options_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
         ["verify", *SMALL, "--max-macs", "nan"],
         ["verify", *SMALL, "--max-macs", "inf"],
         ["compile", *SMALL, "-o", ""],
+        ["compile", *SMALL, "-o", "/nowhere/kernel"],
+        ["db", "export", "/nowhere/x.jsonl"],
+        *(["bench", *SMALL, option, "/nowhere/x"] for option in ("-o", "--markdown", "--plot")),
     ):
         with pytest.raises(SystemExit) as exit_:
             cli.main(arguments)

@@ -82,6 +82,11 @@ def test_stats_and_path(capsys: pytest.CaptureFixture[str], path: Path) -> None:
         (["merge", "/nowhere/x.sqlite"], "/nowhere/x.sqlite"),
         (["stats", "--db", "nonsense://"], "nonsense"),
         (["query", "--coverage", "textbook"], "--device"),
+        (["query", "--op", "conv4d"], "conv2d"),
+        (["export", "--layout", "nhcw", "-"], "nhwc"),
+        (["forget", "--status", "bad"], "wrong_result"),
+        (["forget", "--dtype", "fp23"], "fp32"),
+        (["query", "--direction", "back"], "dgrad"),
     ],
 )
 def test_what_cannot_be_done_is_said(capsys: pytest.CaptureFixture[str], words: list[str], named: str) -> None:

@@ -40,8 +40,8 @@ def _edit(path: Path, statement: str) -> None:
 
 
 @pytest.mark.parametrize("by", ["environment", "--db"])
-@pytest.mark.parametrize("trouble", ["newer", "foreign", "full"])
-def test_a_search_that_could_not_be_saved_is_not_begun(tmp_path: Path, trouble: str, by: str) -> None:
+@pytest.mark.parametrize(("trouble", "status"), [("newer", 2), ("foreign", 2), ("full", 1)])
+def test_a_search_that_could_not_be_saved_is_not_begun(tmp_path: Path, trouble: str, status: int, by: str) -> None:
     path = tmp_path / "tuning.sqlite"
     settings: dict[str, Any] = {}
     if trouble == "foreign":
@@ -57,7 +57,7 @@ def test_a_search_that_could_not_be_saved_is_not_begun(tmp_path: Path, trouble: 
         named = str(path)
     options = ["--db", str(path)] if by == "--db" else []
     done = _tune(tmp_path / "elsewhere.sqlite" if options else path, *options, **settings)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (status, "")
     assert named in done.stderr.splitlines()[-1]
 
 
@@ -78,6 +78,30 @@ def test_what_could_not_be_saved_is_told_last(tmp_path: Path) -> None:
 def test_the_simulator_takes_no_devices(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TUNE, "--devices", "0,1", *PROBLEM]) == 2
     assert "--devices 0,1: the simulator runs on no GPU" in capsys.readouterr().err
+
+
+def test_a_strategy_for_other_problems_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(
+            [
+                "tune",
+                "--backend",
+                "sim",
+                "--db",
+                ":memory:",
+                "--strategy",
+                "flash_attention,direct",
+                "--trials",
+                "1",
+                *PROBLEM,
+            ]
+        )
+        == 0
+    )
+    capsys.readouterr()
+    assert main(["tune", "--backend", "sim", "--db", ":memory:", "--strategy", "flash_attention", *PROBLEM]) == 3
+    told = capsys.readouterr().err
+    assert told.endswith("filter=3x3: flash_attention: it solves attention, not conv2d\n")
 
 
 @pytest.mark.parametrize("outcome", ["interrupted", "finished"])

@@ -11,16 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from convgen.errors import UsageError
+from convgen.errors import OutputError, UsageError
 from convgen.files import write_whole
 
 
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "x.txt"
+    path = tmp_path / "x.txt"
     for data in (b"first", b"second"):
         write_whole(path, data)
         assert path.read_bytes() == data
     assert [file.name for file in path.parent.iterdir()] == ["x.txt"]
+
+
+def test_no_folder_is_made_for_a_file(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"x\.txt cannot be written \(No such file or directory\): choose another"):
+        write_whole(tmp_path / "missing" / "x.txt", b"data")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +37,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("convgen.files.os.fsync", full)
-    with pytest.raises(UsageError, match=r"x\.txt cannot be written \(No space left on device\): choose another"):
+    with pytest.raises(OutputError, match=r"x\.txt cannot be written \(No space left on device\): choose another"):
         write_whole(path, b"after")
     assert path.read_bytes() == b"before"
     assert [file.name for file in tmp_path.iterdir()] == ["x.txt"]
@@ -40,8 +46,8 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("there", [True, False])
 def test_a_link_stays_and_leads_to_what_was_written(tmp_path: Path, there: bool) -> None:
     link, target = tmp_path / "link", tmp_path / "elsewhere" / "x.txt"
+    target.parent.mkdir()
     if there:
-        target.parent.mkdir()
         target.write_bytes(b"before")
     link.symlink_to(target)
     write_whole(link, b"after")
@@ -53,7 +59,7 @@ def test_a_device_is_written_as_it_stands() -> None:
     before = os.stat("/dev/null")
     write_whole(Path("/dev/null"), b"gone")
     assert os.path.samestat(os.stat("/dev/null"), before)
-    with pytest.raises(UsageError, match=r"/dev/full cannot be written \(No space left on device\)"):
+    with pytest.raises(OutputError, match=r"/dev/full cannot be written \(No space left on device\)"):
         write_whole(Path("/dev/full"), b"more")
     assert not Path("/dev/full").is_file()
 

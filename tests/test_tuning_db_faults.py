@@ -55,7 +55,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def test_sixteen_processes_write_and_read_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "tuning.sqlite"  # its creation is part of the race
+    path = tmp_path / "tuning.sqlite"  # its creation is part of the race
     writers = [_writer(path, f"w{i}", EACH) for i in range(WRITERS)]
     for writer in writers:
         _, errors = writer.communicate(timeout=120)

@@ -11,7 +11,7 @@ keys and JSON: it imports no CUDA and nothing of convgen.
 """
 
 from tuning_db.database import Database
-from tuning_db.errors import DatabaseError, TuningDatabaseWarning
+from tuning_db.errors import DatabaseError, StorageError, TuningDatabaseWarning
 from tuning_db.layers import Layers, open_layers
 from tuning_db.opening import open_database
 from tuning_db.records import Found, Peer, Run, Task, Toolchain, Trial
@@ -25,6 +25,7 @@ __all__ = [
     "Peer",
     "Run",
     "Shipped",
+    "StorageError",
     "Task",
     "Toolchain",
     "Trial",

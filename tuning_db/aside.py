@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from tuning_db.errors import DatabaseError, TuningDatabaseWarning
+from tuning_db.errors import StorageError, TuningDatabaseWarning
 
 Identity = tuple[int, int] | None
 
@@ -27,7 +27,7 @@ def identity(path: Path) -> Identity:
 def move_aside(path: Path, seen: Identity) -> None:
     """Move a damaged file away, unless another process has already put a fresh one in its place.
 
-    Raises DatabaseError if it cannot be moved.
+    Raises StorageError if it cannot be moved.
     """
     with _alone(path):
         if seen is None or identity(path) != seen:
@@ -78,7 +78,7 @@ def _alone(path: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
     except OSError as error:
-        raise DatabaseError(f"{path} is damaged and cannot be moved aside ({error.strerror})") from error
+        raise StorageError(f"{path} is damaged and cannot be moved aside ({error.strerror})") from error
 
 
 def _tell(text: str) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from tuning_db import migrations, schema
 from tuning_db.checks import checked_run, plain, storable_peer, storable_trial
-from tuning_db.errors import DatabaseError, TuningDatabaseWarning
+from tuning_db.errors import DatabaseError, StorageError, TuningDatabaseWarning
 from tuning_db.records import (
     BAD_STATUSES,
     STAGES,
@@ -55,8 +55,8 @@ T = TypeVar("T")
 class Database:
     """Open one with `open_database`. May be used from several threads.
 
-    Every method raises DatabaseError if the database fails; what was recorded before stays. What cannot be read, since
-    somebody has edited it, is passed over, with one warning.
+    Every method raises DatabaseError if the database fails, StorageError where it was opened to be written; what was
+    recorded before stays. What cannot be read, since somebody has edited it, is passed over, with one warning.
     """
 
     def __init__(self, engine: Engine, name: str, path: Path | None = None, *, read_only: bool = False) -> None:
@@ -66,6 +66,7 @@ class Database:
         self.read_only = read_only
         self._engine = engine
         self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._failure = DatabaseError if read_only else StorageError
         self._lock = threading.Lock()
         self._told = False
 
@@ -112,7 +113,7 @@ class Database:
         try:
             self._write(work)
         except DatabaseError as error:
-            raise DatabaseError(f"{error}; nothing can be stored: make room, or name another database") from error
+            raise type(error)(f"{error}; nothing can be stored: make room, or name another database") from error
 
     def forget(self, where: ColumnElement[bool]) -> int:
         """Delete the trials that a condition on `schema.task` and `schema.trial` meets (see `query.Filter`), and the
@@ -246,12 +247,12 @@ class Database:
     def _writing(self) -> Iterator[Connection]:
         if self.read_only:
             raise DatabaseError(f"{self.name} was opened to be read: open it without read_only")
-        with told(self.name), self._engine.execution_options(writes=True).begin() as connection:
+        with told(self.name, self._failure), self._engine.execution_options(writes=True).begin() as connection:
             yield connection
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[Connection]:
-        with told(self.name), self._reader.connect() as connection:
+        with told(self.name, self._failure), self._reader.connect() as connection:
             yield connection
 
     def _all(self, query: Select[Any], made: Callable[[Row[Any]], T], unread: list[Row[Any]] | None = None) -> list[T]:
@@ -304,17 +305,17 @@ def _quality(stage: object, seconds: object) -> tuple[int, float]:
 
 
 @contextlib.contextmanager
-def told(name: str) -> Iterator[None]:
-    """What goes wrong inside is a DatabaseError that names the database."""
+def told(name: str, failure: type[DatabaseError] = DatabaseError) -> Iterator[None]:
+    """What goes wrong inside is a DatabaseError that names the database: `failure` if it is what holds it."""
     try:
         yield
     except SQLAlchemyError as error:
         cause = error.orig if isinstance(error, DBAPIError) and error.orig else error
         damaged = getattr(cause, "sqlite_errorcode", 0) & 0xFF in DAMAGE
-        raise DatabaseError(f"{name}: {cause}", damaged=damaged) from error
+        raise failure(f"{name}: {cause}", damaged=damaged) from error
     except DatabaseError as error:
         if str(error).startswith(name):
             raise
-        raise DatabaseError(f"{name}: {error}", damaged=error.damaged) from error
+        raise type(error)(f"{name}: {error}", damaged=error.damaged) from error
     except OSError as error:
-        raise DatabaseError(f"{name}: {error}") from error
+        raise failure(f"{name}: {error}") from error

@@ -68,10 +68,13 @@ def shared_location() -> Path | URL | None:
 
 
 def location(place: str | Path | URL) -> Path | URL:
-    """A database's URL, or the absolute path of an SQLite file. Raises DatabaseError for a URL that is none."""
+    """A database's URL, or the absolute path of an SQLite file. Raises DatabaseError for a URL that is none, and for
+    "shipped": the word stands for what ships with the package, wherever a database is named."""
     if isinstance(place, URL):
         return place
     text = str(place)
+    if place == "shipped":
+        raise DatabaseError("shipped: the winners that ship are only read: name another database")
     if text == ":memory:":
         return URL.create("sqlite")
     if isinstance(place, Path) or "://" not in text:

@@ -14,5 +14,10 @@ class DatabaseError(Exception):
         self.damaged = damaged
 
 
+class StorageError(DatabaseError):
+    """A database that is to be written, and whose place fails: a full disk, a folder without permission, a server that
+    is gone."""
+
+
 class TuningDatabaseWarning(UserWarning):
     """Trouble with a tuning database that did not stop the work: it goes on without what the database knows."""

@@ -211,31 +211,42 @@ class Layers:
         warnings.warn(f"the {name} tuning database: {text}", TuningDatabaseWarning, stacklevel=4)
 
 
-def open_layers(user: Database | None = None) -> Layers:
+def open_layers(user: Database | None = None, *, read_only: bool = False) -> Layers:
     """The layers that the environment names: CONVGEN_TUNING_DB (a path or URL; else a file in the user's data folder),
-    unless the caller has opened one, over CONVGEN_SHARED_TUNING_DB over what ships. A layer that cannot be opened is
-    told of and left out."""
+    unless the caller has opened one, over CONVGEN_SHARED_TUNING_DB, which is only read, over what ships. A layer that
+    cannot be opened is told of and left out."""
     told: list[str] = []
-    return Layers(user or _opened("user", told), _opened("shared", told), Shipped(), told=told)
+    return Layers(user or _user(told, read_only), _shared(told), Shipped(), told=told)
 
 
-def _opened(name: str, told: list[str]) -> Database | None:
-    place = None
+def _user(told: list[str], read_only: bool) -> Database | None:
     try:
-        place = user_location() if name == "user" else shared_location()
-        if place is None and name == "shared":
-            return None
-        return open_database(place)
-    except (DatabaseError, OSError) as error:
-        readable = _opened_to_read(place)
+        return open_database(read_only=read_only)
+    except DatabaseError as error:
+        readable = None if read_only else _readable()
         done = "is left out" if readable is None else "is only read; what is tuned now is known to this process only"
-        warnings.warn(f"the {name} tuning database {done}: {error}", TuningDatabaseWarning, stacklevel=3)
-        told.append(name)
+        _tell_at_once(told, "user", f"{done}: {error}")
         return readable
 
 
-def _opened_to_read(place: object) -> Database | None:
+def _readable() -> Database | None:
+    """The user's database if there is one that can at least be read."""
     try:
-        return open_database(place, read_only=True) if isinstance(place, Path) and place.is_file() else None
-    except (DatabaseError, OSError):
+        place = user_location()
+        return open_database(place, read_only=True) if isinstance(place, Path) else None
+    except DatabaseError:
         return None
+
+
+def _shared(told: list[str]) -> Database | None:
+    try:
+        place = shared_location()
+        return None if place is None else open_database(place, read_only=True)
+    except DatabaseError as error:
+        _tell_at_once(told, "shared", f"is left out: {error}")
+        return None
+
+
+def _tell_at_once(told: list[str], name: str, text: str) -> None:
+    warnings.warn(f"the {name} tuning database {text}", TuningDatabaseWarning, stacklevel=4)
+    told.append(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -90,16 +91,20 @@ def merge(into: Database, source: str | Path) -> int:
     What both have is the same record (a run's id tells): of the two, the one that was recorded later stays. So merging
     twice, or an older copy, changes nothing. Raises DatabaseError.
     """
+    found = records_in(source)
+    into.merge(found)
+    return len(found)
+
+
+def records_in(source: str | Path) -> list[Record]:
+    """All that JSON Lines (a file or a pipe) or a database hold. Raises DatabaseError."""
     text = str(source)
-    if "://" not in text and not Path(text).exists():
+    if "://" not in text and not os.path.exists(text):
         raise DatabaseError(f"{text}: no such file")
     if "://" in text or _is_sqlite(Path(text)):
         with open_database(text, read_only=True) as other:
-            found = list(records(other))
-    else:
-        found = list(read_lines(Path(text)))
-    into.merge(found)
-    return len(found)
+            return list(records(other))
+    return list(read_lines(Path(text)))
 
 
 def _is_sqlite(path: Path) -> bool:

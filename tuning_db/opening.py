@@ -10,9 +10,9 @@ from sqlalchemy import URL
 
 from tuning_db import migrations
 from tuning_db.aside import identity, move_aside, move_log_aside, size_of
-from tuning_db.database import Database
+from tuning_db.database import Database, told
 from tuning_db.engine import file_engine, location, memory_engine, read_only_engine, server_engine, user_location
-from tuning_db.errors import DatabaseError
+from tuning_db.errors import DatabaseError, StorageError
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 
@@ -22,23 +22,39 @@ QUICK_CHECK_BYTES = 64 << 20
 """A file up to this size is looked over whole when it is opened; damage to a larger one shows when it is read."""
 
 
-def open_database(place: str | Path | URL | None = None, *, read_only: bool = False) -> Database:
-    """Open a database, the user's unless given; an SQLite file is created, and brought to this version's schema.
+def open_database(
+    place: str | Path | URL | None = None, *, read_only: bool = False, must_exist: bool = False
+) -> Database:
+    """Open a database, the user's unless given; an SQLite file is created unless it `must_exist`, and brought to this
+    version's schema.
 
-    `place` is a path, any SQLAlchemy URL, or ":memory:". A file that is a damaged database is moved aside, with a
+    `place` is a path, any SQLAlchemy URL, or ":memory:". What is `read_only` is left as it is: a file that is not there
+    is an error, but for the user's, which is then empty. A file that is a damaged database is moved aside, with a
     warning, and a fresh one begun; a file over 64 MiB is not looked over for damage. Raises DatabaseError if it cannot
-    be opened, or holds a newer schema or something else.
+    be opened, or holds a newer schema or something else; StorageError where it cannot be written.
     """
     found = location(place) if place is not None else user_location()
     if found is None:
         raise DatabaseError("there is no home folder for the tuning database: set CONVGEN_TUNING_DB to a path")
     if isinstance(found, URL) and found.get_backend_name() == "sqlite":
-        return _migrated(Database(memory_engine(), ":memory:"))
+        return memory_database()
     if isinstance(found, URL):
         database = Database(server_engine(found), found.render_as_string(), read_only=read_only)
         return _current(database) if read_only else _migrated(database)
-    _refuse_others(found)
-    return _open_to_read(found) if read_only else _open_file(found)
+    with told(str(found)):
+        _refuse_others(found)
+    if read_only:
+        return memory_database(str(found)) if place is None and size_of(found) == 0 else _open_to_read(found)
+    if must_exist:
+        _refuse_missing(found)
+    if place is None:
+        _make_folder(found.parent)
+    return _open_file(found)
+
+
+def memory_database(name: str = ":memory:") -> Database:
+    """An empty one of this process alone, which messages call by that name."""
+    return _migrated(Database(memory_engine(), name))
 
 
 def _refuse_others(path: Path) -> None:
@@ -57,9 +73,20 @@ def _refuse_others(path: Path) -> None:
             )
 
 
-def _open_to_read(path: Path) -> Database:
+def _refuse_missing(path: Path) -> None:
     if not path.is_file():
         raise DatabaseError(f"{path}: no such file")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be made ({error.strerror}): set CONVGEN_TUNING_DB") from error
+
+
+def _open_to_read(path: Path) -> Database:
+    _refuse_missing(path)
     if size_of(path) == 0:
         raise DatabaseError(f"{path} is empty")
     return _current(Database(read_only_engine(path), str(path), path, read_only=True))
@@ -75,10 +102,8 @@ def _current(database: Database) -> Database:
 
 
 def _open_file(path: Path) -> Database:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DatabaseError(f"{path.parent} cannot be made ({error.strerror}): set CONVGEN_TUNING_DB") from error
+    if not path.parent.is_dir():
+        raise DatabaseError(f"{path}: there is no folder {path.parent}")
     for attempt in range(2):
         move_log_aside(path)
         before = identity(path)
@@ -142,6 +167,6 @@ def _back_up(database: Database, path: Path, version: int) -> None:
             connection.exec_driver_sql("VACUUM INTO ?", (str(temporary),))
         os.replace(temporary, copy)
     except OSError as error:
-        raise DatabaseError(f"{copy} cannot be written: {error.strerror}") from error
+        raise StorageError(f"{copy} cannot be written: {error.strerror}") from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tuning_db.database import Database
 from tuning_db.lines import merge, read_lines
-from tuning_db.opening import open_database
+from tuning_db.opening import memory_database
 from tuning_db.records import Found, Record, Run, Task, Toolchain, Trial, always, never
 
 WINNERS = Path(__file__).parent / "winners"
@@ -81,7 +81,7 @@ def _kind(task: Task) -> tuple[str, str, int, str, str, str, str]:
 
 def shipped_database() -> Database:
     """A database in memory with all that ships, for queries. Raises DatabaseError for a file that cannot be read."""
-    database = open_database(":memory:")
+    database = memory_database(str(WINNERS))
     for file in Shipped().files():
         merge(database, file)
     return database

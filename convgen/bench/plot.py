@@ -18,7 +18,8 @@ DTYPE_MARKERS = {"fp32": "o", "tf32": "s", "fp16": "^", "bf16": "v"}
 
 
 def draw(results: Results, path: Path) -> None:
-    """Write a PNG. Raises UsageError if matplotlib is missing, nothing was measured or the file cannot be written."""
+    """Write a PNG. Raises UsageError if matplotlib is missing or nothing was measured, OutputError if it cannot be
+    written."""
     try:
         import matplotlib
 

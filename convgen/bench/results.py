@@ -133,7 +133,7 @@ def load(path: Path) -> Results:
 
 
 def save(path: Path, results: Results) -> None:
-    """One line an entry, so that a difference between two runs can be read. All or nothing. Raises UsageError."""
+    """One line an entry, so that a difference between two runs can be read. All or nothing. Raises OutputError."""
     lines = ",\n".join(json.dumps(asdict(entry), allow_nan=False) for entry in results.entries)
     meta = json.dumps(dict(results.meta), allow_nan=False)
     write_whole(path, f'{{"meta": {meta},\n"entries": [\n{lines}\n]}}\n'.encode())

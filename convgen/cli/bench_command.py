@@ -23,7 +23,7 @@ from convgen.bench.report import (
     progress_line,
 )
 from convgen.bench.results import Entry, Results, load, merge, same_measurement, save
-from convgen.cli.options import quantity_at_most, read_layers, read_words, whole
+from convgen.cli.options import known_layers, output_file, quantity_at_most, read_words, whole
 from convgen.cli.output import note, print_json, table
 from convgen.cli.selection import add_problems, read_entries
 from convgen.errors import CompileError, DeviceError, NotApplicableError, UsageError, WrongResultError
@@ -70,11 +70,15 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--time-limit", type=quantity_at_most, metavar="S", help="begin no problem after S seconds")
     files = parser.add_argument_group("files")
     files.add_argument(
-        "-o", "--output", type=Path, metavar="FILE.json", help="written after every problem; goes on where it ended"
+        "-o",
+        "--output",
+        type=output_file,
+        metavar="FILE.json",
+        help="written after every problem; goes on where it ended",
     )
     files.add_argument("--restart", action="store_true", help="measure again what the file has")
-    files.add_argument("--markdown", type=Path, metavar="FILE", help="the report as a table")
-    files.add_argument("--plot", type=Path, metavar="FILE.png", help="the roofline, and the ratios by family")
+    files.add_argument("--markdown", type=output_file, metavar="FILE", help="the report as a table")
+    files.add_argument("--plot", type=output_file, metavar="FILE.png", help="the roofline, and the ratios by family")
     files.add_argument("--merge", nargs="+", type=Path, metavar="FILE.json", help="measure nothing: join these files")
     parser.set_defaults(run=run)
 
@@ -104,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     if venue.peers_left_out:
         note(venue.peers_left_out)
     keeper = _Keeper(args, _meta(args, target, venue, peers), entries)
-    bench = Bench(target, venue, decider(strategy), read_layers(args.db), args.rounds)
+    bench = Bench(target, venue, decider(strategy), known_layers(args.db), args.rounds)
     keeper.take(bench.run(keeper.pending))
     results = keeper.results()
     _finish(args, results, save_too=False)
@@ -262,7 +266,7 @@ def _ladder(args: argparse.Namespace, entries: Sequence[SuiteEntry], peers: Sequ
     venue = GpuVenue(target, peers, args.seed)
     if venue.peers_left_out:
         note(venue.peers_left_out)
-    layers: Layers = read_layers(args.db)
+    layers: Layers = known_layers(args.db)
     rungs = climb(problem, target, venue, candidates(problem, target, layers), args.rounds)
     document = {
         "meta": _meta(args, target, venue, peers),

@@ -85,7 +85,7 @@ def _chosen(args: argparse.Namespace, problem: Problem, target: Target) -> tuple
     from convgen.tuner.decide import decide
     from tuning_db import open_layers
 
-    decision = decide(problem, target, open_layers())
+    decision = decide(problem, target, open_layers(read_only=True))
     if args.config is not None:
         return decision.strategy, read_config(args.config, decision.strategy, problem, target), ""
     return decision.strategy, decision.config, decision.sentence()

@@ -5,21 +5,29 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convgen.cli.options import PROBLEM_HELP, read_problem
+from convgen.cli.options import PROBLEM_HELP, database_errors, output_file, read_problem
 from convgen.cli.output import duration, note, print_json, quantity, say, table
+from convgen.cli.selection import DTYPES, LAYOUTS
 from convgen.errors import UsageError
 from convgen.files import is_stdout, write_whole
-from convgen.problem import load_suite
+from convgen.problem import OPS, AttentionLayout, Direction, load_suite
 
 if TYPE_CHECKING:
     from tuning_db import Database, Trial
     from tuning_db.query import Filter, Standing
 
 FIELDS = ("op", "direction", "dtype", "layout", "family", "device", "strategy", "status", "text")
+WORDS: dict[str, Sequence[str]] = {
+    "op": OPS,
+    "direction": tuple(Direction),
+    "dtype": DTYPES,
+    "layout": (*LAYOUTS, *AttentionLayout),
+}
+"""Of fields, all that there can be."""
 SHOWN = 15
 SHIPPED = "shipped"
 """As `--db`: the winners that ship with the package, to be read."""
@@ -55,7 +63,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     study.add_argument("problem", nargs="+", metavar="PROBLEM", help=PROBLEM_HELP)
     study.add_argument("--storage", required=True, metavar="FILE|URL", help="as in trials.db, sqlite:///trials.db")
     export = action("export", _export, "write JSON Lines, in an order that makes two exports comparable", filters)
-    export.add_argument("file", metavar="FILE", help="- for stdout")
+    export.add_argument("file", type=output_file, metavar="FILE", help="- for stdout")
     export.add_argument("--winners", action="store_true", help="only winners, their untuned defaults, and peers")
     for name, text in (("import", "bring in JSON Lines"), ("merge", "bring in other databases, or JSON Lines")):
         action(name, _merge, text).add_argument("source", nargs="+", metavar="SOURCE", help="- for stdin")
@@ -66,12 +74,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _told(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
-    from tuning_db import DatabaseError
-
-    try:
+    with database_errors():
         return run(args)
-    except DatabaseError as error:
-        raise UsageError(str(error)) from error
 
 
 def _filters() -> argparse.ArgumentParser:
@@ -88,28 +92,23 @@ def _read(args: argparse.Namespace) -> Database:
     from tuning_db import open_database
     from tuning_db.shipped import shipped_database
 
-    if args.db == SHIPPED:
-        return shipped_database()
-    return open_database(args.db, read_only=_is_file(args.db))
+    return shipped_database() if args.db == SHIPPED else open_database(args.db, read_only=True)
 
 
-def _is_file(place: str | None) -> bool:
-    """Whether there is a file to read: a query makes none, unless it is the user's own, which may not be there yet."""
-    from tuning_db.engine import location, user_location
-
-    found = location(place) if place is not None else user_location()
-    return isinstance(found, Path) and found.is_file()
-
-
-def _write(args: argparse.Namespace) -> Database:
+def _change(args: argparse.Namespace) -> Database:
     from tuning_db import open_database
 
-    return open_database(args.db)
+    return open_database(args.db, must_exist=True)
 
 
 def _filter(args: argparse.Namespace) -> Filter:
     from tuning_db.query import Filter
+    from tuning_db.records import STATUSES
 
+    for name, known in {**WORDS, "status": STATUSES}.items():
+        value = getattr(args, name)
+        if value and value not in known:
+            raise UsageError(f"--{name} {value!r}: expected one of {', '.join(known)}")
     return Filter(**{name: getattr(args, name) for name in FIELDS})
 
 
@@ -117,14 +116,15 @@ def _filter(args: argparse.Namespace) -> Filter:
 
 
 def _query(args: argparse.Namespace) -> int:
+    chosen = _filter(args)
     with _read(args) as database:
         if args.failures:
-            return _failures(args, database)
+            return _failures(args, database, chosen)
         if args.coverage is not None:
             return _coverage(args, database)
         from tuning_db.query import standings
 
-        found = standings(database, _filter(args))
+        found = standings(database, chosen)
         if args.json:
             for standing in found:
                 print_json(_standing_json(standing))
@@ -132,7 +132,8 @@ def _query(args: argparse.Namespace) -> int:
             head = ("problem", "device", "strategy", "time", "default", "next strategy", "best peer")
             print(table([head, *map(_standing_row, found)], indent=""))
         else:
-            note(f"no winner in {database.name} meets the filters; --db {SHIPPED} asks those that ship")
+            hint = "" if args.db == SHIPPED else f"; --db {SHIPPED} asks those that ship"
+            note(f"no winner in {database.name} meets the filters{hint}")
     return 0
 
 
@@ -154,10 +155,10 @@ def _standing_json(s: Standing) -> dict[str, Any]:
     return {**to_json(s.winner), **values}
 
 
-def _failures(args: argparse.Namespace, database: Database) -> int:
+def _failures(args: argparse.Namespace, database: Database, chosen: Filter) -> int:
     from tuning_db.query import failures
 
-    found = failures(database, _filter(args))
+    found = failures(database, chosen)
     for (strategy, status), trials in sorted(found.items()):
         if args.json:
             print_json({"strategy": strategy, "status": status, "count": len(trials), "example": trials[0].reason})
@@ -262,7 +263,7 @@ def _study(args: argparse.Namespace) -> int:
 def _export(args: argparse.Namespace) -> int:
     from tuning_db.lines import lines_of, records
 
-    path = Path("/dev/stdout" if args.file == "-" else args.file)
+    path = Path("/dev/stdout") if args.file == Path("-") else args.file
     with _read(args) as database:
         lines = lines_of(records(database, _filter(args).condition(), winners_only=args.winners))
     write_whole(path, "".join(lines).encode())
@@ -270,17 +271,19 @@ def _export(args: argparse.Namespace) -> int:
     if is_stdout(path):
         note(told)
     else:
-        _say(args, {"records": len(lines), "file": args.file}, told)
+        _say(args, {"records": len(lines), "file": str(args.file)}, told)
     return 0
 
 
 def _merge(args: argparse.Namespace) -> int:
-    from tuning_db.lines import merge
+    from tuning_db import open_database
+    from tuning_db.lines import records_in
 
-    with _write(args) as database:
-        for source in args.source:
-            count = merge(database, "/dev/stdin" if source == "-" else source)
-            _say(args, {"records": count, "source": source}, f"{count} records from {source}")
+    found = {source: records_in("/dev/stdin" if source == "-" else source) for source in args.source}
+    with open_database(args.db) as database:
+        for source, records in found.items():
+            database.merge(records)
+            _say(args, {"records": len(records), "source": source}, f"{len(records)} records from {source}")
     return 0
 
 
@@ -288,22 +291,23 @@ def _forget(args: argparse.Namespace) -> int:
     chosen = _filter(args)
     if not args.all and not any(getattr(chosen, name) for name in FIELDS):
         raise UsageError("expected a filter, or --all to delete everything")
-    with _write(args) as database:
+    with _change(args) as database:
         count = database.forget(chosen.condition())
     _say(args, {"trials": count}, f"{count} trials forgotten")
     return 0
 
 
 def _upgrade(args: argparse.Namespace) -> int:
-    with _write(args) as database:
+    with _change(args) as database:
         _say(args, {"schema_version": database.version}, f"{database.name} has schema version {database.version}")
     return 0
 
 
 def _path(args: argparse.Namespace) -> int:
     from tuning_db.engine import location, user_location
+    from tuning_db.shipped import WINNERS
 
-    found = location(args.db) if args.db is not None else user_location()
+    found = user_location() if args.db is None else WINNERS if args.db == SHIPPED else location(args.db)
     if found is None:
         raise UsageError("there is no home folder for the tuning database: set CONVGEN_TUNING_DB to a path")
     _say(args, {"path": str(found)}, str(found))

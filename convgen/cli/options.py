@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convgen.errors import DeviceError, NotApplicableError, UsageError
+from convgen.errors import DeviceError, NotApplicableError, OutputError, UsageError
 from convgen.lowering import why_not
 from convgen.problem import Problem, parse_problem, problem_from_json
 from convgen.problem.text import load_json
@@ -67,10 +69,18 @@ def quantity_at_most(text: str) -> float:
 
 
 def folder(text: str) -> Path:
-    """The `type` of an option that takes a folder's name."""
+    """The `type` of an option that takes the name of a folder to write, which is made."""
     if not text:
         raise argparse.ArgumentTypeError("'': expected the name of a folder")
-    return Path(text)
+    return output_file(text)
+
+
+def output_file(text: str) -> Path:
+    """The `type` of an option that takes the name of a file to write, in a folder that is there."""
+    path = Path(text)
+    if not os.path.isdir(path.parent):
+        raise argparse.ArgumentTypeError(f"{text!r}: there is no folder {path.parent}")
+    return path
 
 
 def read_target(args: argparse.Namespace) -> Target:
@@ -106,7 +116,7 @@ def read_problem(words: Sequence[str]) -> Problem:
 
 
 def read_config(text: str | None, strategy: Strategy, problem: Problem, target: Target) -> Config | None:
-    """The config that `--config` describes: fields it does not name are the default's. None if it was not given.
+    """The legal config that `--config` describes: fields it does not name are the default's. None if it was not given.
 
     Raises ConfigError, NotApplicableError.
     """
@@ -116,7 +126,9 @@ def read_config(text: str | None, strategy: Strategy, problem: Problem, target: 
     if reason is not None:
         raise NotApplicableError(f"{strategy.name} does not apply: {reason}")
     base: Config = strategy.default(problem, target)
-    return type(base).parse(text, base)
+    config = type(base).parse(text, base)
+    strategy.check(problem, config, target)
+    return config
 
 
 def read_words(option: str, text: str | None, allowed: Sequence[str]) -> tuple[str, ...]:
@@ -128,29 +140,39 @@ def read_words(option: str, text: str | None, allowed: Sequence[str]) -> tuple[s
     return words
 
 
-def read_layers(place: str | None) -> Layers:
-    """The tuning database that `--db` names over the winners that ship; without it those that the environment names.
-
-    Raises UsageError.
-    """
-    from tuning_db import DatabaseError, Layers, Shipped, open_database, open_layers
+@contextlib.contextmanager
+def database_errors() -> Iterator[None]:
+    """An error of a tuning database inside is an OutputError of ours if it cannot be stored to, else a UsageError."""
+    from tuning_db import DatabaseError, StorageError
 
     try:
-        return open_layers() if place is None else Layers(open_database(place), None, Shipped())
+        yield
+    except StorageError as error:
+        raise OutputError(str(error)) from error
     except DatabaseError as error:
         raise UsageError(str(error)) from error
+
+
+def known_layers(place: str | None) -> Layers:
+    """The tuning database that `--db` names, which must be there, over the winners that ship; without it those that the
+    environment names.
+
+    Raises UsageError, OutputError.
+    """
+    from tuning_db import Layers, Shipped, open_database, open_layers
+
+    with database_errors():
+        return open_layers() if place is None else Layers(open_database(place, must_exist=True), None, Shipped())
 
 
 def writable_layers(place: str | None) -> Layers:
-    """As `read_layers`, for what is only worth doing if it can be kept.
+    """The same, but made where it is not there, for what is only worth doing if it can be kept.
 
-    Raises UsageError also if the database that the environment names cannot be written.
+    Raises OutputError also if the database that the environment names cannot be written.
     """
-    from tuning_db import DatabaseError, Layers, Shipped, open_database, open_layers
+    from tuning_db import Layers, Shipped, open_database, open_layers
 
-    try:
+    with database_errors():
         user = open_database(place)
         user.check_writable()
-    except DatabaseError as error:
-        raise UsageError(str(error)) from error
     return open_layers(user) if place is None else Layers(user, None, Shipped())

@@ -13,9 +13,17 @@ from convgen.cli.live import Live
 from convgen.cli.options import quantity_at_most, whole, writable_layers
 from convgen.cli.output import duration, print_json, table
 from convgen.cli.selection import add_problems, read_entries
-from convgen.errors import ConvgenError, DeviceError, NotApplicableError, UsageError, WrongResultError
+from convgen.errors import (
+    ConvgenError,
+    DeviceError,
+    NotApplicableError,
+    OutputError,
+    UsageError,
+    WrongResultError,
+)
 from convgen.problem import Problem
 from convgen.strategies import get_strategy, strategies_of
+from convgen.target import Target
 
 if TYPE_CHECKING:
     from convgen.tuner.events import Measured, TuneResult
@@ -60,9 +68,11 @@ def run(args: argparse.Namespace) -> int:
     limit = 60.0 if args.time_limit is None and args.trials is None and args.patience is None else args.time_limit
     strategies = [get_strategy(name) for name in args.strategy.split(",")] if args.strategy else None
     devices = _devices(args)
+    target = _target(args, devices[0])
     layers = writable_layers(args.db)
     with _saved(layers), Live(len(problems)) as live:
         tuner = Tuner(
+            target,
             database=layers,
             strategies=strategies,
             budget=Budget(args.trials, limit, args.patience),
@@ -103,7 +113,7 @@ def _saved(layers: Layers) -> Iterator[None]:
         except DatabaseError as error:
             place = layers.user.path if layers.user is not None else None
             room = f"make room in {place.parent}" if place is not None else "mend the database"
-            raise ConvgenError(f"{error}: {room}, and tune again") from error
+            raise OutputError(f"{error}: {room}, and tune again") from error
 
 
 def _problems(args: argparse.Namespace) -> list[tuple[Problem, str]]:
@@ -122,6 +132,17 @@ def _devices(args: argparse.Namespace) -> list[int]:
         if not word.strip().isdecimal():
             raise UsageError(f"--devices {word!r}: expected the number of a GPU")
     return [int(word) for word in args.devices.split(",")]
+
+
+def _target(args: argparse.Namespace, device: int) -> Target | None:
+    if args.backend == "sim":
+        return None
+    try:
+        return Target.current(device)
+    except DeviceError as error:
+        raise DeviceError(
+            f"tune times kernels on a GPU: {error}; --backend sim needs none: it verifies, and takes predicted times"
+        ) from error
 
 
 def _tell(args: argparse.Namespace, result: TuneResult, live: Live) -> None:

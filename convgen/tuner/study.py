@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from convgen.errors import UsageError
+from convgen.errors import OutputError, UsageError
 from convgen.space import Value
 from convgen.tuner.quiet import quiet_optuna
 
@@ -32,7 +33,7 @@ def export_study(trials: Sequence[TrialLike], storage_url: str, name: str) -> No
 
     Parameters are categories: `strategy`, and `strategy.field` for each field of its configs. Values are microseconds;
     a trial without a time is a failed one. Attributes hold strategy, status, reason and origin. Raises UsageError if
-    there is a study of that name or the storage cannot be used.
+    there is a study of that name or the URL is no storage, OutputError if it cannot be written.
     """
     import optuna
 
@@ -59,14 +60,21 @@ def export_study(trials: Sequence[TrialLike], storage_url: str, name: str) -> No
     with quiet_optuna():
         try:
             study = optuna.create_study(storage=storage_url, study_name=name, direction="minimize")
+            study.set_user_attr("unit", "microseconds")
+            study.add_trials(frozen)
         except optuna.exceptions.DuplicatedStudyError as error:
             raise UsageError(f"study {name!r}: {storage_url} has one of that name; choose another") from error
         except Exception as error:  # each kind of storage raises errors of its own
+            root = _root_of(error)
+            if isinstance(root, sqlite3.OperationalError):
+                raise OutputError(f"storage {storage_url!r} cannot be written: {root}; choose another") from error
             raise UsageError(
                 f"storage {storage_url!r}: {str(error).splitlines()[0]}; expected a URL as sqlite:///trials.db"
             ) from error
-        study.set_user_attr("unit", "microseconds")
-        study.add_trials(frozen)
+
+
+def _root_of(error: BaseException) -> BaseException:
+    return error if error.__cause__ is None else _root_of(error.__cause__)
 
 
 def _params(trial: TrialLike) -> dict[str, Value]:

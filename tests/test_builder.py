@@ -35,7 +35,7 @@ def builder() -> Iterator[Builder]:
     builder = Builder(1, PATIENCE)
     yield builder
     builder.close()
-    assert descendants(os.getpid()) == before
+    assert descendants(os.getpid()) <= before
 
 
 def built(builder: Builder, strategy: object, config: object, problem: Conv = PROBLEM) -> Build:
@@ -89,18 +89,18 @@ def test_a_strategy_that_cannot_be_sent_fails(builder: Builder) -> None:
 
 def test_a_candidate_that_crashes_its_process_or_never_ends_is_replaced() -> None:
     before = descendants(os.getpid())
-    builder = Builder(1, 1.0)
-    crashed = built(builder, CRASHING, FaultyConfig("none", 64))
+    patient = Builder(1, PATIENCE)
+    crashed = built(patient, CRASHING, FaultyConfig("none", 64))
     assert crashed.status == "worker_died"
     assert crashed.reason.startswith("the building process ended by SIGABRT")
+    assert built(patient, FAULTY, FaultyConfig("none", 64)).status == "ok"
+    patient.close()
+    builder = Builder(1, 1.0)
     slow = built(builder, FAULTY, FaultyConfig("slow_compile", 64))
     assert (slow.status, slow.reason) == ("compile_timeout", "building it took longer than 1 s and was stopped")
     assert slow.seconds > 0.9
     builder.close()
-    patient = Builder(1, PATIENCE)
-    assert built(patient, FAULTY, FaultyConfig("none", 64)).status == "ok"
-    patient.close()
-    assert descendants(os.getpid()) == before
+    assert descendants(os.getpid()) <= before
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_workers_share_the_candidates_and_close_at_once() -> None:
     assert not wait(slow, PATIENCE).not_done
     with pytest.raises(ChildDied):
         slow[0].result()
-    assert descendants(os.getpid()) == before
+    assert descendants(os.getpid()) <= before
 
 
 def test_equal_programs_have_equal_keys_whatever_they_are_called() -> None:

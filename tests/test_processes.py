@@ -264,7 +264,7 @@ def test_a_pool_starts_children_as_they_are_needed_and_keeps_them() -> None:
     more = [pool.submit(lambda child: child.call(("sleep", 0), PATIENCE)) for _ in range(20)]
     assert {future.result(PATIENCE)[1] for future in more} <= pids
     pool.close()
-    assert descendants(os.getpid()) == before
+    assert descendants(os.getpid()) <= before
 
 
 def test_a_lost_child_of_a_pool_is_replaced() -> None:
@@ -294,6 +294,6 @@ def test_closing_a_busy_pool_ends_its_work_at_once() -> None:
             future.result()
         errors.append(caught.type)
     assert (errors.count(ChildDied), errors.count(CancelledError)) == (2, 3)
-    assert descendants(os.getpid()) == before
+    assert descendants(os.getpid()) <= before
     with pytest.raises(RuntimeError, match="closed"):
         pool.submit(lambda child: None)

@@ -112,15 +112,18 @@ def test_a_search_that_was_interrupted_is_not_said_to_have_failed(outcome: Any) 
     assert tune_command._status([result], []) == (0 if outcome == "interrupted" else 5)
 
 
+LONG_PROBLEM = ("conv2d", "n=1", "c=32", "k=32", "in=64x64", "filter=5x5")
+
+
 def test_an_interrupt_before_the_first_answer_says_so(tmp_path: Path) -> None:
     started = subprocess.Popen(
-        [sys.executable, "-m", "convgen", *TUNE, *PROBLEM],
+        [sys.executable, "-m", "convgen", *TUNE, *LONG_PROBLEM],
         env={**os.environ, "CONVGEN_TUNING_DB": str(tmp_path / "tuning.sqlite")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    # The run is recorded when the search begins, a second or more before its first answer.
+    # The run is recorded when the search begins, seconds before its first answer.
     for _ in range(600):
         if (tmp_path / "tuning.sqlite").exists() and _runs(tmp_path / "tuning.sqlite"):
             break

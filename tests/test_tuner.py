@@ -22,6 +22,7 @@ from convgen.problem import Conv
 from convgen.space import Config
 from convgen.strategies import get_strategy
 from convgen.target import Target
+from convgen.tuner import session
 from convgen.tuner.decide import decide, known
 from convgen.tuner.events import Budget, Progress, TuneResult
 from convgen.tuner.keys import task_of, toolchains
@@ -290,3 +291,22 @@ def test_without_a_gpu_it_says_so() -> None:
 def test_without_a_device_there_is_nothing_to_do() -> None:
     with pytest.raises(UsageError, match="devices"):
         tuner(devices=())
+
+
+def test_an_interrupt_loses_no_answer() -> None:
+    """One that comes when the wait has just ended: what ended it is there for the next look."""
+    answers = session._Answers()
+
+    class Bell:
+        def put(self, item: None) -> None:
+            pass
+
+        def get(self) -> None:
+            answers.put(None)
+            raise KeyboardInterrupt
+
+    answers._bell = Bell()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        answers.wait()
+    answers.wait()
+    assert answers.take() is None

@@ -88,7 +88,7 @@ class Tuner:
         Left before its end, by an error or a second Ctrl-C, it closes the tuner: what is being measured is given up.
         """
         waiting: queue.SimpleQueue[tuple[Problem, str]] = queue.SimpleQueue()
-        done: queue.SimpleQueue[TuneResult | ConvgenError | BaseException | None] = queue.SimpleQueue()
+        done = _Answers()
         for item in problems:
             waiting.put(item)
         threads = [
@@ -102,13 +102,14 @@ class Tuner:
         try:
             while running:
                 try:
-                    result = done.get()
+                    done.wait()
                 except KeyboardInterrupt:
                     if interrupted:
                         raise
                     interrupted = True
                     self.cancel()
                     continue
+                result = done.take()
                 if result is None:
                     running -= 1
                 elif isinstance(result, BaseException) and not isinstance(result, ConvgenError):
@@ -146,7 +147,7 @@ class Tuner:
         self,
         device: int,
         waiting: queue.SimpleQueue[tuple[Problem, str]],
-        done: queue.SimpleQueue[TuneResult | ConvgenError | BaseException | None],
+        done: _Answers,
     ) -> None:
         try:
             while not self._cancelled.is_set():
@@ -189,6 +190,28 @@ class Tuner:
         if best is None or best.origin != "tuned" or best.trial is None:
             return None
         return TuneResult(problem, "served", _measured(best.strategy, best.config, best.trial))
+
+
+class _Answers:
+    """What threads have to say, in turn. An interrupt while one waits loses none: they are kept beside the bell."""
+
+    def __init__(self) -> None:
+        self._said: list[TuneResult | ConvgenError | BaseException | None] = []
+        self._taken = 0
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def put(self, answer: TuneResult | ConvgenError | BaseException | None) -> None:
+        self._said.append(answer)
+        self._bell.put(None)
+
+    def wait(self) -> None:
+        """Until there is one to take."""
+        while self._taken == len(self._said):
+            self._bell.get()
+
+    def take(self) -> TuneResult | ConvgenError | BaseException | None:
+        self._taken += 1
+        return self._said[self._taken - 1]
 
 
 def _measured(strategy: Strategy, config: Config, trial: Trial) -> Measured:

@@ -137,7 +137,7 @@ def test_workers_share_the_candidates_and_close_at_once() -> None:
     assert [(build.config, build.status, build.binary) for build in builds] == [(c, "ok", None) for c in candidates]
     slow = [builder.submit(PROBLEM, FAULTY, FaultyConfig("slow_compile", 64), TARGET) for _ in range(4)]
     deadline = time.monotonic() + PATIENCE
-    while len(descendants(os.getpid()) - before) < 2 and time.monotonic() < deadline:
+    while not (slow[0].running() and slow[1].running()) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert slow[0].running()
     assert slow[1].running()

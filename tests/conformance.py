@@ -30,13 +30,14 @@ from convgen.runtime.sim import build
 from convgen.space import Config
 from convgen.strategies import Strategy
 from convgen.target import Target
-from convgen.verify import Case, Settings, verify_cases
+from convgen.verify import Case, Settings, VerifyResult, verify_cases
 
 GOLDENS = Path(__file__).parent / "goldens"
 GOLDEN_PROBLEM = "conv2d n=2 c=8 in=13x11 k=12 filter=3x3 pad=1 epilogue=bias+relu"
 DIRECTIONS = (Direction.FPROP, Direction.DGRAD, Direction.WGRAD)
 RUNTIME_BATCHES = (RuntimeSize(), RuntimeSize(bound=3))
 TARGET = Target.preset("h200")
+SANITIZE = Settings(TARGET, check="sanitize")
 
 
 @functools.cache
@@ -51,17 +52,27 @@ def drawn_problems(count: int, seed: int, max_macs: int = 20_000) -> tuple[Conv,
     return tuple(random_convs(seed, count, max_macs))
 
 
-def legal_config(strategy: Strategy, problem: Conv, rng: random.Random, tries: int = 400) -> Config | None:
+def legal_config(
+    strategy: Strategy, problem: Conv, rng: random.Random, tries: int = 400, target: Target = TARGET
+) -> Config | None:
     """A random config that `check` lets pass, or None if none was met."""
-    space = strategy.space(problem, TARGET)
+    space = strategy.space(problem, target)
     for _ in range(tries):
         config = space.config_type(*(rng.choice(values) for values in space.choices.values()))
         try:
-            strategy.check(problem, config, TARGET)
+            strategy.check(problem, config, target)
         except ConfigError:
             continue
         return config
     return None
+
+
+def require_all_right(cases: Iterable[Case], settings: Settings = SANITIZE) -> list[VerifyResult]:
+    """Run the kernels and hold each answer against the oracle."""
+    results = list(verify_cases(list(cases), settings))
+    bad = [f"{r.problem} [{r.config}]: {r.status} {r.reason}" for r in results if r.status != "ok"]
+    assert not bad, "\n".join(bad)
+    return results
 
 
 def require_right(strategy: Strategy, problem: str, config: Config | None) -> None:
@@ -184,25 +195,19 @@ class StrategyConformance:
         for problem in self.suited(random_convs(4, request.config.getoption("--draws"), 20_000)):
             configs = {self.strategy.default(problem, TARGET), legal_config(self.strategy, problem, rng)}
             cases += [Case(problem, self.strategy, config) for config in configs if config is not None]
-        results = list(verify_cases(cases, Settings(TARGET, check="sanitize")))
-        bad = [f"{r.problem} [{r.config}]: {r.status} {r.reason}" for r in results if r.status != "ok"]
-        assert not bad, "\n".join(bad)
+        require_all_right(cases)
 
     def test_a_runtime_batch_is_right_beyond_the_typical_one(self) -> None:
         """A plan without a bound is made for a batch of 1 and run with 3: nothing may rely on there being one image."""
         drawn = [dataclasses.replace(problem, n=n) for problem in drawn_problems(40, seed=6) for n in RUNTIME_BATCHES]
         cases = [Case(problem, self.strategy) for problem in self.suited(drawn)]
         assert cases
-        results = list(verify_cases(cases, Settings(TARGET, check="sanitize")))
-        bad = [f"{r.problem} [{r.config}]: {r.status} {r.reason}" for r in results if r.status != "ok"]
-        assert not bad, "\n".join(bad)
+        require_all_right(cases)
 
     def test_nan_and_infinity_go_where_the_definition_sends_them(self) -> None:
         problems = list(self.suited(drawn_problems(24, seed=5)))
         settings = Settings(TARGET, check="sanitize", inputs="specials")
-        results = list(verify_cases([Case(problem, self.strategy) for problem in problems], settings))
-        bad = [f"{r.problem} [{r.config}]: {r.status} {r.reason}" for r in results if r.status != "ok"]
-        assert not bad, "\n".join(bad)
+        require_all_right([Case(problem, self.strategy) for problem in problems], settings)
 
 
 class IntegerConformance(StrategyConformance):
@@ -216,9 +221,7 @@ class IntegerConformance(StrategyConformance):
         for problem in self.suited(integer_convs(8, request.config.getoption("--draws"), 20_000)):
             configs = {self.strategy.default(problem, TARGET), legal_config(self.strategy, problem, rng)}
             cases += [Case(problem, self.strategy, config) for config in configs if config is not None]
-        results = list(verify_cases(cases, Settings(TARGET, check="sanitize")))
-        bad = [f"{r.problem} [{r.config}]: {r.status} {r.reason}" for r in results if r.status != "ok"]
-        assert not bad, "\n".join(bad)
+        results = require_all_right(cases)
         exact = [r.bound for r in results if r.problem.out_dtype is DType.INT32]
         assert {bound for bound in exact if bound is not None} == {0.0}
 

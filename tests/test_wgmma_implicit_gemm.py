@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conformance import GOLDEN_PROBLEM, TARGET, IntegerConformance, require_reason, require_refusal
+from conformance import (
+    GOLDEN_PROBLEM,
+    TARGET,
+    IntegerConformance,
+    legal_config,
+    require_all_right,
+    require_reason,
+    require_refusal,
+)
 from generators import random_convs
 
 from convgen.compiler import compile_cuda
@@ -245,21 +253,10 @@ def test_channels_are_those_that_wgmma_makes(dtype: str, k: int, width: int) -> 
 def test_random_problems_of_several_turns(request: pytest.FixtureRequest) -> None:
     rng = random.Random(9)
     suited = TestWgmmaImplicitGemm().suited(random_convs(9, request.config.getoption("--draws"), 20_000))
-    cases = []
-    for problem in suited:
-        space = STRATEGY.space(problem, FEW)
-        for _ in range(200):
-            drawn = WgmmaConfig(*(rng.choice(values) for values in space.choices.values()))
-            try:
-                STRATEGY.check(problem, drawn, FEW)
-            except ConfigError:
-                continue
-            cases.append(Case(problem, STRATEGY, drawn))
-            break
+    drawn = [(problem, legal_config(STRATEGY, problem, rng, target=FEW)) for problem in suited]
+    cases = [Case(problem, STRATEGY, config) for problem, config in drawn if config is not None]
     assert cases
-    results = list(verify_cases(cases, Settings(FEW, check="sanitize")))
-    bad = [f"{r.problem} [{r.config}]: {r.status} {r.reason}" for r in results if r.status != "ok"]
-    assert not bad, "\n".join(bad)
+    require_all_right(cases, Settings(FEW, check="sanitize"))
 
 
 # --- what it refuses --------------------------------------------------------------------------------------

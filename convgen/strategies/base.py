@@ -16,8 +16,9 @@ class Strategy(Protocol):
     `Any` stands for the problem it solves, and for the strategy's own config class, whose base is `space.Config`.
     """
 
-    solves: type[Problem]
-    """The type of problem it is for."""
+    @property
+    def solves(self) -> type[Problem]:
+        """The type of problem it is for."""
 
     template: str
     """Beneath `templates/`: what its kernels are made of; or the absolute path of one outside the package."""

@@ -74,6 +74,12 @@ def _integers_not_covered(problem: Conv) -> str | None:
     return None
 
 
+def exact_text(problem: Conv) -> str:
+    """What a kernel says of its numerics that sums integers."""
+    stored = "" if problem.out_dtype is DType.INT32 else ", rounded to fp32 before what follows"
+    return f"exact: products and sums in int32, which wrap past 2^31{stored}."
+
+
 def kernel_name(problem: Conv, strategy: str, config: Config, part: str = "") -> str:
     """A name a profiler can show: operation, strategy, sizes, types, layout, and a digest that tells all else apart.
 

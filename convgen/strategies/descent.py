@@ -40,7 +40,7 @@ def _walk(
     def move(others: Iterable[Config]) -> None:
         nonlocal chosen, least
         for other in others:
-            cost = _cost(strategy, problem, target, other)
+            cost = cost_if_legal(strategy, problem, target, other)
             if cost < least * GAIN:
                 chosen, least = other, cost
 
@@ -54,7 +54,8 @@ def _walk(
     return chosen, least
 
 
-def _cost(strategy: Strategy, problem: Conv, target: Target, config: Config) -> float:
+def cost_if_legal(strategy: Strategy, problem: Conv, target: Target, config: Config) -> float:
+    """The predicted cost; infinite for a config that is not legal."""
     try:
         strategy.check(problem, config, target)
     except ConfigError:

@@ -133,15 +133,9 @@ class ImplicitGemm:
             raise ConfigError(
                 f"products={c.products}: expected {' or '.join(map(str, allowed))} for {problem.dtype.value}"
             )
-        if problem.accuracy is Accuracy.FAST or problem.dtype.is_integer:
-            return
         eps_in = 0.0 if problem.dtype is DType.TF32 else tiling.eps_in(problem.dtype, c)
-        rate, length = 2 * eps_in + tiling.mma_steps(g, c) * tiling.EPS_ACC, tiling.sum_length(g)
-        if rate > length * 2.0**-24:
-            raise ConfigError(
-                f"accuracy=strict: tensor cores may err by {rate:.2e} of |x| * |w|, the direct kernel's sum of "
-                f"{length} terms by {length * 2.0**-24:.2e}; accuracy=fast admits it"
-            )
+        rate = 2 * eps_in + tiling.mma_steps(g, c) * tiling.EPS_ACC
+        rules.sums_are_strict(problem, rate, tiling.sum_length(g))
 
     def _check_parts(self, problem: Conv, g: Gather, c: ImplicitGemmConfig) -> None:
         if c.split_k == 1:
@@ -291,8 +285,7 @@ def _numerics(problem: Conv, g: Gather, c: ImplicitGemmConfig) -> Numerics:
 
 def _numerics_text(problem: Conv, c: ImplicitGemmConfig) -> str:
     if problem.dtype.is_integer:
-        stored = "" if problem.out_dtype is DType.INT32 else ", rounded to fp32 before what follows"
-        return f"exact: products and sums in int32, which wrap past 2^31{stored}."
+        return common.exact_text(problem)
     parts = " The parts are added in order, in fp32." if c.split_k > 1 else ""
     if c.products == 3:
         return f"3xTF32: an fp32 number is two TF32 numbers; of their four products the smallest is left out.{parts}"

@@ -7,13 +7,22 @@ import math
 from convgen.errors import ConfigError
 from convgen.gather import Gather
 from convgen.plan import Extent
-from convgen.problem import Problem
+from convgen.problem import Accuracy, Conv, DType, Problem
 from convgen.space import Config
 from convgen.strategies import common
 from convgen.target import Target
 
 MAX_GRID_X = (1 << 31) - 1
 MAX_BLOCK_Z = 64
+
+
+def sums_are_strict(problem: Conv, rate: float, length: int) -> None:
+    """Tensor cores that err by `rate` of |x| * |w| are admitted by the problem's accuracy, of sums of that length."""
+    if problem.accuracy is not Accuracy.FAST and not problem.dtype.is_integer and rate > length * DType.FP32.eps:
+        raise ConfigError(
+            f"accuracy=strict: tensor cores may err by {rate:.2e} of |x| * |w|, the direct kernel's sum of "
+            f"{length} terms by {length * DType.FP32.eps:.2e}; accuracy=fast admits it"
+        )
 
 
 def one_of(config: Config, field: str, allowed: tuple[str, ...]) -> None:

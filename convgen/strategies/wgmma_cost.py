@@ -38,17 +38,16 @@ def seconds(problem: Conv, t: Tiling, target: Target) -> float:
     turns: float = math.ceil((tiles - split) / t.blocks(batch, target))
     if split:
         turns += math.ceil(split * c.split_k / target.sm_count) * t.panels_of_part / t.panels
-    slots = c.consumers // c.sharing
+    slots = c.slots
     # Power, not the clock, sets the rate of long products.
     slowed = target.peak.of(problem.dtype.value) / target.attainable.of(problem.dtype.value)
     wgmma = max(t.c.block_n / COLUMNS_PER_CYCLE, LEAST_WGMMA) * t.shared_groups * t.k_steps * c.subtiles
     step = wgmma * slowed + ALONE * (c.consumers == 1)
-    x_tiles = 1 if t.is_halo else t.taps
     boxes = {"square": c.subtiles, "line": c.subtiles, "rows": t.most_rows, "im2col": 1}[c.patches]
-    loaded = x_tiles * t.x_bytes + (0 if t.resident else t.taps * t.w_bytes)
-    loads = max(loaded / BYTES_PER_CYCLE, x_tiles * boxes * CALL)
+    loaded = t.x_tiles * t.x_bytes + (0 if t.resident else t.taps * t.w_bytes)
+    loads = max(loaded / BYTES_PER_CYCLE, t.x_tiles * boxes * CALL)
     # One stage is multiplied, the others are on their way.
-    waits = LATENCY * max(x_tiles / max(c.x_stages - 1, 0.5), 0 if t.resident else t.taps / max(c.w_stages - 1, 0.5))
+    waits = LATENCY * max(t.x_tiles / max(c.x_stages - 1, 0.5), 0 if t.resident else t.taps / max(c.w_stages - 1, 0.5))
     panel = math.hypot(t.taps * step, waits, loads)
     results = TILE + RESULT * t.sums
     products = t.panels * panel + (TURN if t.ordered else 0)

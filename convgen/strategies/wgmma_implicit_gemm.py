@@ -14,22 +14,16 @@ from typing import Any
 
 from convgen.errors import ConfigError
 from convgen.gather import Gather, gather
-from convgen.plan import (
-    Buffer,
-    Launch,
-    Numerics,
-    Param,
-    Placement,
-    Plan,
-    WorkspaceArg,
-)
-from convgen.problem import Accuracy, Conv, Direction, DType, PadMode
+from convgen.plan import Buffer, Launch, Numerics, Param, Placement, Plan, WorkspaceArg
+from convgen.problem import Conv, Direction, DType, PadMode
 from convgen.space import Space
 from convgen.strategies import common, descent, operands, partial_sums, rules, wgmma_cost, wgmma_maps
 from convgen.strategies import wgmma_tiling as tiling
+from convgen.strategies.implicit_gemm_tiling import EPS_ACC, STEP_BYTES
 from convgen.strategies.operands import Operand
 from convgen.strategies.wgmma_tiling import Tiling, WgmmaConfig
 from convgen.target import Target
+from convgen.tensor_map import MAX_BOX
 
 MAX_COUNT = 1 << 30
 """Positions and tiles that kernels count to."""
@@ -104,8 +98,8 @@ class WgmmaImplicitGemm:
             raise ConfigError(f"sharing={c.sharing}: expected a divisor of consumers={c.consumers}")
         t = Tiling(g, c)
         self._check_channels(g, t)
-        if c.patches == "im2col" and c.block_m > tiling.MAX_BOX:
-            raise ConfigError(f"a tile of {c.block_m} positions: patches=im2col loads at most {tiling.MAX_BOX} at once")
+        if c.patches == "im2col" and c.block_m > MAX_BOX:
+            raise ConfigError(f"a tile of {c.block_m} positions: patches=im2col loads at most {MAX_BOX} at once")
         if c.w_stages > t.w_tiles:
             raise ConfigError(f"w_stages={c.w_stages}: there are {t.w_tiles} tiles of w, which then stay")
         if c.w_stages == 1 and not t.resident:
@@ -115,7 +109,7 @@ class WgmmaImplicitGemm:
             raise ConfigError(
                 f"w_stages={c.w_stages}: all tiles of w stay, which those of split_k={c.split_k} parts do not"
             )
-        if c.x_stages < 2 and t.panels * (1 if t.is_halo else t.taps) > 1:
+        if c.x_stages < 2 and t.panels * t.x_tiles > 1:
             raise ConfigError("x_stages=1: expected at least 2, one is filled while another is multiplied")
         if t.mbarriers > tiling.MAX_MBARRIERS:
             raise ConfigError(f"{t.mbarriers} mbarriers of {c.x_stages} x_stages and {c.w_stages} w_stages: expected "
@@ -133,7 +127,7 @@ class WgmmaImplicitGemm:
         if c.slabs > (c.tiles if t.mapped else 1):
             raise ConfigError(f"slabs={c.slabs}: expected at most {c.tiles if t.mapped else 1}, a slab for each 64 "
                               "positions whose results TMA writes")  # fmt: skip
-        self._check_numerics(problem, t)
+        rules.sums_are_strict(problem, t.mma_steps * EPS_ACC, t.q * t.g.taps)
         self._check_parts(t, target)
         rules.shared_fits("stages and results take", t.shared_bytes, target)
         positions = t.units * (problem.max_batch or g.batch_size) * t.c.block_m // t.units_of_block
@@ -144,26 +138,14 @@ class WgmmaImplicitGemm:
 
     def _check_channels(self, g: Gather, t: Tiling) -> None:
         c = t.c
-        if c.block_n > tiling.MAX_BOX or c.block_n != tiling.wgmma_columns(c.block_n, g.x.dtype):
+        if c.block_n > MAX_BOX or c.block_n != tiling.wgmma_columns(c.block_n, g.x.dtype):
             multiples = "8, 16, 24 or a multiple of 16" if g.x.dtype.is_integer else "a multiple of 8"
-            raise ConfigError(f"block_n={c.block_n}: expected {multiples} up to {tiling.MAX_BOX}, as wgmma makes")
-        if t.w_rows > tiling.MAX_BOX:
-            raise ConfigError(
-                f"block_n={c.block_n} of {t.shared_groups} groups: TMA brings at most {tiling.MAX_BOX} rows"
-            )
+            raise ConfigError(f"block_n={c.block_n}: expected {multiples} up to {MAX_BOX}, as wgmma makes")
+        if t.w_rows > MAX_BOX:
+            raise ConfigError(f"block_n={c.block_n} of {t.shared_groups} groups: TMA brings at most {MAX_BOX} rows")
         if t.shared_groups > 1 and c.block_n != g.m:
             raise ConfigError(f"block_n={c.block_n}: {t.shared_groups} groups share a line, so expected all {g.m} "
                               "channels of each")  # fmt: skip
-
-    def _check_numerics(self, problem: Conv, t: Tiling) -> None:
-        length = t.q * t.g.taps
-        rate = t.mma_steps * tiling.EPS_ACC
-        strict = problem.accuracy is not Accuracy.FAST and not problem.dtype.is_integer
-        if strict and rate > length * 2.0**-24:
-            raise ConfigError(
-                f"accuracy=strict: tensor cores may err by {rate:.2e} of |x| * |w|, the direct kernel's sum of "
-                f"{length} terms by {length * 2.0**-24:.2e}; accuracy=fast admits it"
-            )
 
     def _check_parts(self, t: Tiling, target: Target) -> None:
         split = t.c.split_k
@@ -207,23 +189,15 @@ class WgmmaImplicitGemm:
                 x_stages=stages[0],
                 w_stages=min(stages[1], t.w_tiles),
             )
-            try:
-                self.check(problem, start, target)
-            except ConfigError:
-                continue
-            found[start] = self.cost(problem, start, target)
-        return sorted(found, key=found.__getitem__)[:MOST_STARTS]
+            found[start] = descent.cost_if_legal(self, problem, target, start)
+        legal = [start for start, cost in found.items() if cost < math.inf]
+        return sorted(legal, key=found.__getitem__)[:MOST_STARTS]
 
     def _legal_start(self, problem: Conv, target: Target) -> WgmmaConfig:
         """A plain config: the first that is legal; the last of them is legal wherever any is."""
-        for patches in tiling.PATCHES:
-            start = _start(problem, patches)
-            try:
-                self.check(problem, start, target)
-            except ConfigError:
-                continue
-            return start
-        return start
+        starts = [_start(problem, patches) for patches in tiling.PATCHES]
+        legal = (s for s in starts if descent.cost_if_legal(self, problem, target, s) < math.inf)
+        return next(legal, starts[-1])
 
     def cost(self, problem: Conv, config: WgmmaConfig, target: Target) -> float:
         return wgmma_cost.seconds(problem, Tiling(gather(problem), config), target)
@@ -281,11 +255,11 @@ def _not_expressible(problem: Conv) -> str | None:
 
 def _groups_not_expressible(g: Gather) -> str | None:
     nbytes = g.q_size * g.x.dtype.itemsize
-    if nbytes % tiling.LINE_BYTES and (nbytes > tiling.LINE_BYTES or nbytes % tiling.STEP_BYTES):
+    if nbytes % tiling.LINE_BYTES and (nbytes > tiling.LINE_BYTES or nbytes % STEP_BYTES):
         return (f"a group's {g.q_size} channels are no whole lines of {tiling.LINE_BYTES} bytes and no part of one in "
-                f"steps of {tiling.STEP_BYTES}: the next group's would be multiplied by zeros; implicit_gemm covers "
+                f"steps of {STEP_BYTES}: the next group's would be multiplied by zeros; implicit_gemm covers "
                 "it")  # fmt: skip
-    t = Tiling(g, WgmmaConfig("im2col", 1, 8, 1, 1, 2, 2, 1, 1))
+    t = Tiling(g, tiling.least("im2col"))
     if t.shared_groups > 1 and g.m != tiling.wgmma_columns(g.m, g.x.dtype):
         return (f"{t.shared_groups} groups share a line of {tiling.LINE_BYTES} bytes, and wgmma makes no {g.m} "
                 "channels for each; implicit_gemm covers it")  # fmt: skip
@@ -298,7 +272,7 @@ def _widths(g: Gather, t: Tiling) -> tuple[int, ...]:
         return (g.m,)
     whole = tiling.wgmma_columns(g.m, g.x.dtype)
     usual = [n for n in (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256) if n < whole]
-    return tuple(sorted({*usual, *([whole] if whole <= tiling.MAX_BOX else [])}))
+    return tuple(sorted({*usual, *([whole] if whole <= MAX_BOX else [])}))
 
 
 def _start(problem: Conv, patches: str) -> WgmmaConfig:
@@ -357,7 +331,7 @@ def _constants(problem: Conv, t: Tiling, target: Target, product: Launch, reduce
         "sum_t": partial_sums.sum_type(g),
         "to_out": "static_cast<out_t>" if g.y.dtype.is_integer else "from_float<out_t>",
         "multiprocessors": target.sm_count,
-        "wgmma_type": tiling.wgmma_type(problem.dtype),
+        "wgmma_type": problem.dtype.value,
         "wgmma_extents": [c.block_n],
         "patches": c.patches,
         "tiles": c.tiles,
@@ -370,7 +344,7 @@ def _constants(problem: Conv, t: Tiling, target: Target, product: Launch, reduce
         "subtiles": c.subtiles,
         "shared_groups": t.shared_groups,
         "line": t.line,
-        "step": tiling.STEP_BYTES // t.item,
+        "step": STEP_BYTES // t.item,
         "k_steps": t.k_steps,
         "taps": t.taps,
         "panels": t.panels,
@@ -405,13 +379,12 @@ def _constants(problem: Conv, t: Tiling, target: Target, product: Launch, reduce
 
 
 def _numerics(problem: Conv, t: Tiling) -> Numerics:
-    return common.EXACT if problem.dtype.is_integer else Numerics(steps=t.mma_steps, eps_acc=tiling.EPS_ACC)
+    return common.EXACT if problem.dtype.is_integer else Numerics(steps=t.mma_steps, eps_acc=EPS_ACC)
 
 
 def _numerics_text(problem: Conv, c: WgmmaConfig) -> str:
     if problem.dtype.is_integer:
-        stored = "" if problem.out_dtype is DType.INT32 else ", rounded to fp32 before what follows"
-        return f"exact: products and sums in int32, which wrap past 2^31{stored}."
+        return common.exact_text(problem)
     parts = " Parts are added in order, in fp32." if c.split_k > 1 else ""
     return f"exact products, sums in fp32 as tensor cores cut them, in the order of the terms.{parts}"
 

@@ -7,13 +7,13 @@ from convgen.gather import Gather
 from convgen.plan import Param, TensorArg, TensorMapArg, batch_extent
 from convgen.strategies import wgmma_tiling as tiling
 from convgen.strategies.operands import Operand
-from convgen.strategies.wgmma_tiling import Tiling, WgmmaConfig
-from convgen.tensor_map import Im2colMap, Swizzle, TensorMap
+from convgen.strategies.wgmma_tiling import Tiling
+from convgen.tensor_map import MAX_BOX, Im2colMap, Swizzle, TensorMap
 
 
 def why_not(g: Gather, patches: str) -> str | None:
     """Why pixels cannot come that way; None if they can."""
-    t = Tiling(g, WgmmaConfig(patches, 1, 8, 1, 1, 2, 2, 1, 1))
+    t = Tiling(g, tiling.least(patches))
     if patches == "im2col":
         try:
             _im2col_map(t)
@@ -21,8 +21,8 @@ def why_not(g: Gather, patches: str) -> str | None:
             return str(error)
         reach = 1 << 16 // len(g.axes)
         for a in g.axes:
-            if (a.taps - 1) * a.spread >= reach:
-                reached = (a.taps - 1) * a.spread
+            reached = a.reach - 1
+            if reached >= reach:
                 return f"the filter reaches {reached} pixels along {a.name}, im2col copies less than {reach}"
         return None
     if any(a.step > 1 for a in t.inner):
@@ -32,8 +32,8 @@ def why_not(g: Gather, patches: str) -> str | None:
     if patches == "square" and len(t.inner) < 2:
         return "expected two axes; line is that of one"
     width = t.pitch[-1] if patches == "rows" else t.box[-1]
-    if width > tiling.MAX_BOX:
-        return f"rows of {width} pixels, TMA copies at most {tiling.MAX_BOX}"
+    if width > MAX_BOX:
+        return f"rows of {width} pixels, TMA copies at most {MAX_BOX}"
     return None
 
 

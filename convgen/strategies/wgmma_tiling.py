@@ -12,22 +12,19 @@ import math
 from dataclasses import dataclass
 
 from convgen.gather import Axis, Gather
-from convgen.plan import Extent, batch_extent
 from convgen.problem import DType
 from convgen.space import Config
+from convgen.strategies.implicit_gemm_tiling import STEP_BYTES
 from convgen.target import Target
 from convgen.tensor_map import Swizzle
 
 LINE_BYTES = 128
 """Of a pixel in shared memory, the longest swizzle."""
-STEP_BYTES = 32
-"""Of the summed index that one wgmma takes."""
 ROWS = 64
 """Results along the positions that one wgmma makes."""
 SQUARE = 8
 WARPGROUP = 128
 SHARED_ALIGNMENT = 128
-MAX_BOX = 256
 REGISTERS = {1: (255, 255), 2: (40, 232), 3: (32, 160), 4: (24, 112)}
 """Of a thread that loads and of one that multiplies, by the number of warpgroups that multiply."""
 LAUNCHED_REGISTERS = {1: 255, 2: 168, 3: 128, 4: 96}
@@ -38,8 +35,6 @@ OTHER_REGISTERS = 44
 """That a consumer needs beside its sums."""
 MAX_MBARRIERS = 64
 """That the simulator keeps an eye on."""
-EPS_ACC = 2.0**-22
-"""Of a tensor core's step: sums are cut, not rounded."""
 
 PATCHES = ("square", "line", "rows", "im2col")
 
@@ -73,6 +68,11 @@ class WgmmaConfig(Config):
         return WARPGROUP * (self.consumers + 1)
 
     @property
+    def slots(self) -> int:
+        """Tiles that a block works on at a time."""
+        return self.consumers // self.sharing
+
+    @property
     def subtiles(self) -> int:
         """Times 64 positions: those of a block's tile."""
         return self.sharing * self.tiles
@@ -81,6 +81,11 @@ class WgmmaConfig(Config):
     def block_m(self) -> int:
         """Positions of a block's tile."""
         return ROWS * self.subtiles
+
+
+def least(patches: str) -> WgmmaConfig:
+    """The smallest config whose pixels come that way, for what does not go with its sizes."""
+    return WgmmaConfig(patches, 1, 8, 1, 1, 2, 2, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -164,6 +169,11 @@ class Tiling:
         return -(-self.panels // self.c.split_k)
 
     @property
+    def x_tiles(self) -> int:
+        """Tiles of x of a panel."""
+        return 1 if self.is_halo else self.taps
+
+    @property
     def w_tiles(self) -> int:
         """Tiles of w of a tile of results."""
         return self.panels * self.taps
@@ -222,12 +232,6 @@ class Tiling:
     @property
     def units_of_block(self) -> int:
         return self.c.subtiles if self.c.patches in ("square", "line") else self.c.block_m
-
-    @property
-    def position_tiles(self) -> Extent:
-        if self.g.batch is None:
-            return batch_extent(self.units, self.units_of_block)
-        return -(-self.g.batch * self.units // self.units_of_block)
 
     @property
     def channel_tiles(self) -> int:
@@ -311,16 +315,15 @@ class Tiling:
         earlier filling of it is on its way. None is where all stages before were waited for by those who went before,
         or where the earlier filling was one's own: where the rings come around with one's own tiles.
         """
-        slots = self.c.consumers // self.c.sharing
-        x_steps = self.panels * (1 if self.is_halo else self.taps)
-        w_steps = self.panels * self.taps
-        own = self.c.x_stages % (slots * x_steps) == 0 and (self.resident or self.c.w_stages % (slots * w_steps) == 0)
+        slots = self.c.slots
+        own_x = self.c.x_stages % (slots * self.panels * self.x_tiles) == 0
+        own = own_x and (self.resident or self.c.w_stages % (slots * self.w_tiles) == 0)
         return slots > 1 and not (own and self.c.split_k == 1)
 
     @property
     def mbarriers(self) -> int:
         """Two a stage, full and empty; tiles that stay are never empty."""
-        turns = self.c.consumers // self.c.sharing if self.ordered else 0
+        turns = self.c.slots if self.ordered else 0
         return 2 * self.c.x_stages + self.c.w_stages * (1 if self.resident else 2) + turns
 
     @property
@@ -360,15 +363,10 @@ class Tiling:
     @property
     def mma_steps(self) -> int:
         """Roundings of EPS_ACC that a product meets: those of the wgmma behind it."""
-        return self.panels * self.taps * self.k_steps
+        return self.w_tiles * self.k_steps
 
 
 def wgmma_columns(channels: int, dtype: DType) -> int:
     """The fewest columns of a wgmma that hold so many channels: of integers, past 24, multiples of 16."""
     step = 16 if dtype.is_integer and channels > 24 else 8
     return -(-channels // step) * step
-
-
-def wgmma_type(dtype: DType) -> str:
-    """What device/wgmma.cuh.j2 calls the type of the operands."""
-    return dtype.value

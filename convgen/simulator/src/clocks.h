@@ -123,6 +123,9 @@ static void join_threads(Worker* w, uint32_t first, uint32_t count, In in) {
     clear(w, all);
     for (uint32_t i = first; i < first + count; ++i)
         if (in(i)) join(w, all, own_clock(w, &w->thread[i]));
+    // Nobody has read or written later than now; readers of a byte are noted by warp, at the latest time of its lanes.
+    for (uint32_t i = first; i < first + count; ++i)
+        if (in(i)) all[w->rank].known[i] = w->cluster->clock;
     ++w->cluster->clock;
     for (uint32_t i = first; i < first + count; ++i) {
         if (!in(i)) continue;

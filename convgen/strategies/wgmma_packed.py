@@ -1,0 +1,395 @@
+"""Implicit GEMM on Hopper for pixels of few channels: taps and channels packed into the summed dimension.
+
+`wgmma_implicit_gemm` takes each tap's pixels from shared memory as they lie, which asks for lines of channels of whole
+steps of the tensor cores. Here each thread loads its words of the operand from the halo into registers, so a step may
+hold terms of several taps and pixels begin anywhere: stems of three channels, patches, layers of 24 channels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+from convgen.errors import ConfigError, UsageError
+from convgen.gather import Gather, gather
+from convgen.plan import Buffer, Launch, Numerics, Param, Placement, Plan, TensorArg, TensorMapArg, WorkspaceArg
+from convgen.plan import batch_extent
+from convgen.problem import Conv, Direction, DType, PadMode
+from convgen.space import Space
+from convgen.strategies import common, descent, operands, partial_sums, rules, wgmma_packed_cost, wgmma_tiling
+from convgen.strategies import wgmma_packed_tiling as tiling
+from convgen.strategies.implicit_gemm_tiling import EPS_ACC
+from convgen.strategies.operands import Operand
+from convgen.strategies.wgmma_packed_tiling import PackedConfig, PackedTiling
+from convgen.target import Target
+from convgen.tensor_map import MAX_BOX, Swizzle, TensorMap
+
+MAX_COUNT = 1 << 30
+"""Positions, tiles and weights that kernels count to."""
+MAX_STEPS = 32
+"""Steps of a panel, whose loads are written out."""
+MAX_RUN_WORDS = MAX_STEPS * tiling.STEP_WORDS
+PACK_THREADS = 256
+ALIGNMENT = 16
+OTHER_REGISTERS = 40
+"""That a consumer needs beside its sums, its words and where those lie."""
+START_WIDTHS = (64, 128, 256)
+START_SHAPES = ((1, 4, 1), (2, 2, 1), (1, 2, 2), (2, 2, 2))
+"""Tiles, consumers and those that share a tile."""
+MOST_STARTS = 3
+
+_TYPES = (DType.FP16, DType.BF16, *common.INTEGER_DTYPES)
+
+
+class WgmmaPacked:
+    """See the module's text."""
+
+    solves = Conv
+    name = "wgmma_packed"
+    template = "conv/wgmma_packed.cu.j2"
+    summary = "Hopper's tensor cores (wgmma) for few channels: taps and channels packed, words gathered to registers"
+    calibrated = False
+
+    def why_not(self, problem: Conv, target: Target) -> str | None:
+        if target.compute_capability != (9, 0) or not target.arch.endswith("a"):
+            return f"wgmma and TMA are those of sm_90a, the target is {target.arch}"
+        if problem.dtype not in _TYPES:
+            names = ", ".join(dtype.value for dtype in _TYPES)
+            return f"dtype={problem.dtype.value} has no kernel on wgmma yet; {names} have"
+        reason = common.not_covered(problem, integers=True) or _not_expressible(problem)
+        if reason is not None:
+            return reason
+        try:
+            self.check(problem, self._legal_start(problem, target), target)
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    def space(self, problem: Conv, target: Target) -> Space:
+        g = gather(problem)
+        t = PackedTiling(g, _start(g, tiling.WIDTHS[0], 1))
+        tiles = {PackedTiling(g, _start(g, t.c.width, panel)).w_tiles for panel in _panels(g)}
+        return Space(
+            PackedConfig,
+            {
+                "width": _widths(g),
+                "tiles": (1, 2, 3, 4),
+                "block_n": _channels(g),
+                "consumers": (1, 2, 3, 4),
+                "sharing": (1, 2, 3, 4),
+                "panel": _panels(g),
+                "x_stages": (1, 2, 3, 4),
+                "w_stages": tuple(sorted({2, 3, 4, 6, *(count for count in tiles if count <= 64)})),
+                "slabs": (1, 2),
+            },
+        )
+
+    def check(self, problem: Conv, config: PackedConfig, target: Target) -> None:
+        g = gather(problem)
+        c = config
+        rules.at_least_one(c)
+        if c.width not in _widths(g):
+            raise ConfigError(f"width={c.width}: expected one of {', '.join(map(str, _widths(g)))}, so that 64 results "
+                              "are whole rows")  # fmt: skip
+        if c.consumers not in wgmma_tiling.REGISTERS:
+            raise ConfigError(f"consumers={c.consumers}: expected 1 to {max(wgmma_tiling.REGISTERS)}, "
+                              "which with the one that loads make up a block")  # fmt: skip
+        if c.consumers % c.sharing:
+            raise ConfigError(f"sharing={c.sharing}: expected a divisor of consumers={c.consumers}")
+        t = PackedTiling(g, c)
+        if t.most_panel % c.panel:
+            raise ConfigError(f"panel={c.panel}: expected a divisor of the {t.most_panel} that there are")
+        if c.block_n > MAX_BOX or c.block_n != wgmma_tiling.wgmma_columns(c.block_n, g.x.dtype):
+            multiples = "8, 16, 24 or a multiple of 16" if g.x.dtype.is_integer else "a multiple of 8"
+            raise ConfigError(f"block_n={c.block_n}: expected {multiples} up to {MAX_BOX}, as wgmma makes")
+        if t.k_steps > MAX_STEPS:
+            raise ConfigError(f"panel={c.panel}: {t.k_steps} steps, expected at most {MAX_STEPS} of one stage")
+        try:
+            _x_map(t)
+        except UsageError as error:
+            raise ConfigError(f"width={c.width} panel={c.panel}: {error}") from None
+        if c.w_stages > t.w_tiles:
+            raise ConfigError(f"w_stages={c.w_stages}: there are {t.w_tiles} tiles of w, which then stay")
+        if c.w_stages == 1 and not t.resident:
+            raise ConfigError(f"w_stages=1: expected at least 2 of the {t.w_tiles} tiles of w, one is filled while "
+                              "another is multiplied")  # fmt: skip
+        if t.mbarriers > wgmma_tiling.MAX_MBARRIERS:
+            raise ConfigError(f"{t.mbarriers} mbarriers of {c.x_stages} x_stages and {c.w_stages} w_stages: expected "
+                              f"at most {wgmma_tiling.MAX_MBARRIERS}")  # fmt: skip
+        if c.slabs > (c.tiles if t.results.mapped else 1):
+            raise ConfigError(f"slabs={c.slabs}: expected at most {c.tiles if t.results.mapped else 1}, a slab for "
+                              "each 64 positions whose results TMA writes")  # fmt: skip
+        self._check_registers(t)
+        rules.sums_are_strict(problem, t.mma_steps * EPS_ACC, g.q_size * g.taps)
+        rules.shared_fits("stages and results take", t.shared_bytes, target)
+        positions = t.units * (problem.max_batch or g.batch_size) * tiling.ROWS
+        if positions * t.channel_tiles > MAX_COUNT * tiling.ROWS or positions > MAX_COUNT:
+            raise ConfigError(
+                f"{positions} positions in {t.channel_tiles} tiles of channels: kernels count up to {MAX_COUNT}"
+            )
+
+    def _check_registers(self, t: PackedTiling) -> None:
+        c = t.c
+        registers = t.sums + t.fragments + 2 * t.k_steps + OTHER_REGISTERS
+        limit = wgmma_tiling.REGISTERS[c.consumers][1]
+        if registers > limit:
+            raise ConfigError(f"{t.sums} sums of a thread, {t.fragments} words and what goes with them take about "
+                              f"{registers} registers, with {c.consumers} consumers a thread has {limit}")  # fmt: skip
+        launched = wgmma_tiling.LAUNCHED_REGISTERS[c.consumers]
+        if c.block_n // 2 + wgmma_tiling.INSTRUCTION_REGISTERS > launched:
+            most = launched - wgmma_tiling.INSTRUCTION_REGISTERS
+            raise ConfigError(f"block_n={c.block_n}: one wgmma names {c.block_n // 2} sums, and of the {launched} "
+                              f"registers that threads start with at most {most}")  # fmt: skip
+
+    def default(self, problem: Conv, target: Target) -> PackedConfig:
+        starts = self._starts(problem, target) or [self._legal_start(problem, target)]
+        settled: list[PackedConfig] = [descent.settled(self, problem, target, start) for start in starts]
+        return min(settled, key=lambda config: self.cost(problem, config, target))
+
+    def _starts(self, problem: Conv, target: Target) -> list[PackedConfig]:
+        """Of configs of the shapes that win, those that are predicted best: one alone leads down into one valley."""
+        g = gather(problem)
+        most = max(_channels(g))
+        found: dict[PackedConfig, float] = {}
+        for width, panel, channels, shape in itertools.product(_widths(g), _panels(g), START_WIDTHS, START_SHAPES):
+            tiles, consumers, sharing = shape
+            w_tiles = PackedTiling(g, _start(g, width, panel)).w_tiles
+            for w_stages in {w_tiles, min(4, w_tiles)}:
+                start = PackedConfig(width, tiles, min(channels, most), consumers, sharing, panel, 2, w_stages, 1)
+                found[start] = descent.cost_if_legal(self, problem, target, start)
+        legal = [start for start, cost in found.items() if cost < math.inf]
+        return sorted(legal, key=found.__getitem__)[:MOST_STARTS]
+
+    def _legal_start(self, problem: Conv, target: Target) -> PackedConfig:
+        """A plain config: the first that is legal; the last of them is legal wherever any is."""
+        g = gather(problem)
+        starts = [_start(g, width, panel) for width, panel in itertools.product(_widths(g), _panels(g)[::-1])]
+        legal = (s for s in starts if descent.cost_if_legal(self, problem, target, s) < math.inf)
+        return next(legal, starts[-1])
+
+    def cost(self, problem: Conv, config: PackedConfig, target: Target) -> float:
+        return wgmma_packed_cost.seconds(problem, PackedTiling(gather(problem), config), target)
+
+    def lower(self, problem: Conv, config: PackedConfig, target: Target) -> Plan:
+        g = gather(problem)
+        c = config
+        t = PackedTiling(g, c)
+        name = common.kernel_name(problem, self.name, c)
+        filters = operands.w(g) if t.resident else _w_map(t)
+        written = (t.results.map(),) if t.results.mapped else ()
+        taken = (_x_map(t), filters, *written, *operands.epilogue(problem), operands.y(g), *operands.runtime_batch(g))
+        grid = t.blocks(g.batch_size if g.batch is not None else problem.max_batch or g.batch_size, target)
+        product = operands.launch(name, taken, (grid, 1, 1), (c.threads, 1, 1), t.shared_bytes)
+        pack = _pack(problem, t)
+        launches = (product,) if t.resident else (pack, product)
+        return Plan(
+            problem, self.name, c, target,
+            template=self.template,
+            constants=_constants(problem, t, product, pack),
+            kernels=tuple(launch.kernel for launch in launches),
+            steps=launches,
+            workspace=() if t.resident else (Buffer("packed", _packed_words(t) * tiling.WORD_BYTES),),
+            alignment=_alignment(t),
+            placements=_placements(t),
+            numerics=_numerics(problem, t),
+            name=name,
+        )  # fmt: skip
+
+
+# --- what it is for -----------------------------------------------------------------------------------
+
+
+def _not_expressible(problem: Conv) -> str | None:
+    if problem.direction is not Direction.FPROP or problem.transposed:
+        return f"{problem.op} {problem.direction.value} has no kernel on wgmma yet; implicit_gemm covers it"
+    g = gather(problem)
+    if g.is_empty or not g.has_terms or g.x.size == 0:
+        return "there is nothing to multiply; direct writes what is left"
+    if g.pad_mode is not PadMode.ZEROS:
+        return f"pad_mode={g.pad_mode.value}: TMA fills what lies outside x with zeros"
+    if g.groups > 1:
+        return f"{g.groups} groups: the channels of one are no neighbours of those of the next tap; direct covers it"
+    if g.y_m != 1:
+        return f"layout={problem.layout.text(problem.nd)}: results of channels-last tensors alone are written yet"
+    t = PackedTiling(g, _start(g, _widths(g)[0], 1))
+    if t.run_words > MAX_RUN_WORDS:
+        return (f"a row of the filter has {t.run} neighbours, more than the {MAX_RUN_WORDS * t.elements} that are "
+                "packed; wgmma_implicit_gemm is for many channels")  # fmt: skip
+    if not t.merged and t.pixel * t.last.spread % t.elements:
+        return (f"dilation={t.last.spread} along {t.last.name}: the next tap is {t.pixel * t.last.spread} elements on, "
+                f"no whole words of {t.elements}")  # fmt: skip
+    if g.m * g.q_size * g.taps > MAX_COUNT:
+        return f"{g.w.name} has {g.w.size} elements, kernels count up to {MAX_COUNT}"
+    return None
+
+
+def _widths(g: Gather) -> tuple[int, ...]:
+    """Of 64 results along the last axis; a single axis has all of them."""
+    return tiling.WIDTHS[:1] if len(g.axes) == 1 else tiling.WIDTHS
+
+
+def _panels(g: Gather) -> tuple[int, ...]:
+    """Divisors of the outermost axis' taps, or of a channels-first tensor's channels."""
+    most = PackedTiling(g, _start(g, tiling.WIDTHS[0], 1)).most_panel
+    return tuple(count for count in range(1, min(most, MAX_BOX) + 1) if most % count == 0)
+
+
+def _channels(g: Gather) -> tuple[int, ...]:
+    """Channels of a tile that are worth trying."""
+    whole = wgmma_tiling.wgmma_columns(g.m, g.x.dtype)
+    usual = [n for n in (16, 32, 64, 96, 128, 192, 256) if n < whole]
+    return tuple(sorted({*usual, *([whole] if whole <= MAX_BOX else [])}))
+
+
+def _start(g: Gather, width: int, panel: int) -> PackedConfig:
+    channels = min(wgmma_tiling.wgmma_columns(g.m, g.x.dtype), 16)
+    c = PackedConfig(width, 1, channels, 1, 1, panel, 1, 1, 1)
+    return dataclasses.replace(c, w_stages=min(2, PackedTiling(g, c).w_tiles))
+
+
+# --- what kernels take --------------------------------------------------------------------------------
+
+
+def _x_map(t: PackedTiling) -> Operand:
+    g, item = t.g, t.item
+    axes = tuple(reversed(g.axes))
+    outer = tuple(a.x_stride * item for a in axes[1:])
+    if t.whole_pixels:
+        row: tuple[int, ...] = (t.pixel, g.axes[-1].source)
+        strides: tuple[int, ...] = (g.axes[-1].x_stride * item, *outer)
+    else:
+        row, strides = (g.axes[-1].source * t.pixel,), outer
+    channels = () if t.channels_last else (g.q_size,)
+    planes = () if t.channels_last else (g.x_q * item,)
+    extents = (*row, *(a.source for a in axes[1:]), *channels, g.batch_size)
+    found = TensorMap(g.x.dtype, extents, (*strides, *planes, g.x_batch * item), t.box)
+    arg = TensorMapArg(TensorArg(g.x.name), found, outermost=batch_extent(1) if g.batch is None else None)
+    return Param("x", "const __grid_constant__ TensorMap"), arg
+
+
+def _packed_words(t: PackedTiling) -> int:
+    return t.g.m * t.w_tiles * (tiling.LINE_BYTES // tiling.WORD_BYTES)
+
+
+def _w_map(t: PackedTiling) -> Operand:
+    line = tiling.LINE_BYTES // t.item
+    found = TensorMap(t.g.w.dtype, (t.w_tiles * line, t.g.m), (t.w_tiles * tiling.LINE_BYTES,), (line, t.c.block_n),
+                      swizzle=Swizzle.B128)  # fmt: skip
+    return Param("w_map", "const __grid_constant__ TensorMap"), TensorMapArg(WorkspaceArg("packed"), found)
+
+
+def _pack(problem: Conv, t: PackedTiling) -> Launch:
+    """The launch that lays out tiles of the filter which do not stay."""
+    packed = Param("packed", "unsigned*"), WorkspaceArg("packed")
+    grid = (-(-_packed_words(t) // PACK_THREADS), 1, 1)
+    name = common.kernel_name(problem, STRATEGY.name, t.c, "filter")
+    return operands.launch(name, (operands.w(t.g), packed), grid, (PACK_THREADS, 1, 1))
+
+
+# --- what the template is told ------------------------------------------------------------------------
+
+
+_SHARED_CONSTANTS = (
+    *("problem", "direction", "x_name", "w_name", "y_name", "type_headers", "in_t", "out_t", "offset_t", "batch", "m"),
+    *("q", "axes", "y_batch", "epilogue", "epilogue_params", "activation", "slope", "accumulate", "value_t"),
+)  # fmt: skip
+
+
+def _constants(problem: Conv, t: PackedTiling, product: Launch, pack: Launch) -> dict[str, Any]:
+    g, c, results = t.g, t.c, t.results
+    shared = common.gather_constants(problem, g)
+    runs = t.runs
+    return {name: shared[name] for name in _SHARED_CONSTANTS} | {
+        "config": str(c),
+        "kernel": product.kernel.name,
+        "params": product.kernel.params,
+        "pack_kernel": pack.kernel.name,
+        "pack_params": pack.kernel.params,
+        "numerics": _numerics_text(problem),
+        "filter_t": common.filter_type(g),
+        "sum_t": partial_sums.sum_type(g),
+        "to_out": "static_cast<out_t>" if g.y.dtype.is_integer else "from_float<out_t>",
+        "wgmma_type": problem.dtype.value,
+        "wgmma_extents": [c.block_n],
+        "patches": "packed",
+        "parts": 1,
+        "tiles": c.tiles,
+        "block_n": c.block_n,
+        "w_rows": c.block_n,
+        "consumers": c.consumers,
+        "sharing": c.sharing,
+        "panel": c.panel,
+        "panel_axis": t.outer_axes[0].name if t.channels_last and t.outer_axes else "",
+        "x_stages": c.x_stages,
+        "w_stages": c.w_stages,
+        "threads": c.threads,
+        "subtiles": c.subtiles,
+        "channels_last": t.channels_last,
+        "whole_pixels": t.whole_pixels,
+        "rank": len(t.box),
+        "item": t.item,
+        "elements": t.elements,
+        "run": t.run,
+        "run_words": t.run_words,
+        "runs": runs,
+        "runs_of_panel": math.prod(r.count for r in runs),
+        "panels": t.panels,
+        "k_steps": t.k_steps,
+        "lines": t.lines,
+        "resident": t.resident,
+        "units": t.units,
+        "square": t.square,
+        "position_steps": t.position_steps,
+        "copies": t.copies,
+        "shift": t.shift,
+        "copy_bytes": t.copy_bytes,
+        "box_bytes": t.box_bytes,
+        "x_bytes": t.x_bytes,
+        "w_bytes": t.w_bytes,
+        "subtile_bytes": t.subtile_bytes,
+        "w_at": t.w_at,
+        "staging_at": t.staging_at,
+        "barriers_at": t.barriers_at,
+        "staged": results.mapped,
+        "mapped": results.mapped,
+        "slabs": c.slabs,
+        "slab_bytes": results.slab_bytes,
+        "y_line": results.line,
+        "y_swizzle": results.swizzle.value,
+        "reads_y": problem.accumulate or "residual" in problem.epilogue.operands,
+        "pairs": g.m % 2 == 0,
+        "registers": wgmma_tiling.REGISTERS[c.consumers],
+    }
+
+
+def _numerics(problem: Conv, t: PackedTiling) -> Numerics:
+    return common.EXACT if problem.dtype.is_integer else Numerics(steps=t.mma_steps, eps_acc=EPS_ACC)
+
+
+def _numerics_text(problem: Conv) -> str:
+    if problem.dtype.is_integer:
+        return common.exact_text(problem)
+    return "exact products, sums in fp32 as tensor cores cut them, in the order of the terms."
+
+
+def _alignment(t: PackedTiling) -> dict[str, int]:
+    if t.results.mapped:
+        return {t.g.y.name: ALIGNMENT}
+    return {t.g.y.name: 2 * t.g.y.dtype.itemsize} if t.g.m % 2 == 0 else {}
+
+
+def _placements(t: PackedTiling) -> tuple[Placement, ...]:
+    g, c = t.g, t.c
+    w_why = "all of a block's channels, packed once" if t.resident else "up to four steps at a time, packed before"
+    kind = "int32" if g.x.dtype.is_integer else "fp32"
+    return (
+        Placement(g.x.name, "shared", c.slots * c.x_stages * t.x_bytes, "the pixels that 64 results meet, once"),
+        Placement(g.x.name, "registers", 4 * t.fragments, "words of a thread's rows, of two tiles of w"),
+        Placement(g.w.name, "shared", t.staging_at - t.w_at, f"{c.w_stages} tiles: {w_why}"),
+        Placement("sums", "registers", 4 * t.sums, f"{kind}, in a warpgroup's wgmma fragments"),
+    )
+
+
+STRATEGY = WgmmaPacked()

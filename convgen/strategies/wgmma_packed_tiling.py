@@ -1,0 +1,343 @@
+"""The sizes of an implicit GEMM whose pixels have few channels: what follows from a problem and a config of `wgmma_packed`.
+
+A run is what a filter has in one row of x that lies in memory as one piece: its taps along the last axis and, of
+channels-last tensors, their channels. Terms are counted run after run, each padded to whole words of 4 bytes, eight of
+which are a step of wgmma.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from convgen.gather import Axis, Gather
+from convgen.space import Config
+from convgen.strategies.implicit_gemm_tiling import STEP_BYTES
+from convgen.strategies.wgmma_results import Results
+from convgen.strategies.wgmma_tiling import LINE_BYTES, ROWS, SHARED_ALIGNMENT, WARPGROUP
+from convgen.target import Target
+
+WORD_BYTES = 4
+"""Of a register of wgmma's operand, filled by one load."""
+STEP_WORDS = STEP_BYTES // WORD_BYTES
+STEPS_OF_LINE = LINE_BYTES // STEP_BYTES
+ROW_BYTES = 16
+"""Rows that TMA writes are multiples of this."""
+WIDTHS = (64, 32, 16, 8, 4)
+
+
+@dataclass(frozen=True)
+class PackedConfig(Config):
+    """How the product is tiled, and how its operands come."""
+
+    width: int
+    """Results along the last axis of the 64 that a wgmma makes; the others lie in 64 / width rows."""
+    tiles: int
+    """Times 64 results: those of a warpgroup."""
+    block_n: int
+    """Result channels of a block's tile."""
+    consumers: int
+    """Warpgroups that multiply."""
+    sharing: int
+    """Of them, those that work on one tile (on the same pixels' neighbours and the same tiles of w)."""
+    panel: int
+    """Taps, of channels-first tensors channels, of the outermost axis that a stage of x holds."""
+    x_stages: int
+    w_stages: int
+    """Of each tile that a block works on at a time. As many w_stages as there are tiles of w: they stay, and are made
+    once, by the block."""
+    slabs: int
+    """Of a warpgroup, for 64 positions' results each on their way from shared memory to y."""
+
+    @property
+    def threads(self) -> int:
+        return WARPGROUP * (self.consumers + 1)
+
+    @property
+    def slots(self) -> int:
+        """Tiles that a block works on at a time."""
+        return self.consumers // self.sharing
+
+    @property
+    def subtiles(self) -> int:
+        """Times 64 results: those of a block's tile."""
+        return self.sharing * self.tiles
+
+    @property
+    def block_m(self) -> int:
+        """Results of a block's tile, of each channel."""
+        return ROWS * self.subtiles
+
+
+@dataclass(frozen=True)
+class Runs:
+    """An axis along which a panel has runs: how many, and how many elements of shared memory lie between two."""
+
+    count: int
+    step: int
+
+
+@dataclass(frozen=True)
+class PackedTiling:
+    """A gather (fprop, one group) and a config."""
+
+    g: Gather
+    c: PackedConfig
+
+    # --- what lies in one piece ----------------------------------------------------------------------
+
+    @property
+    def item(self) -> int:
+        return self.g.x.dtype.itemsize
+
+    @property
+    def elements(self) -> int:
+        """Of a word."""
+        return WORD_BYTES // self.item
+
+    @property
+    def channels_last(self) -> bool:
+        return self.g.x_q == 1 or self.g.q_size == 1
+
+    @property
+    def pixel(self) -> int:
+        """Elements from a pixel to the next in its row."""
+        return self.g.q_size if self.channels_last else 1
+
+    @property
+    def whole_pixels(self) -> bool:
+        """Whether TMA copies pixels of whole pieces of 16 bytes; else elements of a row."""
+        return self.channels_last and self.pixel * self.item % ROW_BYTES == 0
+
+    @property
+    def merged(self) -> bool:
+        """Whether the taps along the last axis are neighbours."""
+        return self.last.spread == 1 or self.last.taps == 1
+
+    @property
+    def last(self) -> Axis:
+        return self.g.axes[-1]
+
+    @property
+    def run(self) -> int:
+        """Elements of a run."""
+        return self.pixel * (self.last.taps if self.merged else 1)
+
+    @property
+    def run_words(self) -> int:
+        return -(-self.run // self.elements)
+
+    # --- panels --------------------------------------------------------------------------------------
+
+    @property
+    def outer_axes(self) -> tuple[Axis, ...]:
+        """The axes along which runs lie."""
+        return self.g.axes[:-1] if self.merged else self.g.axes
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Runs along each of them, of channels-first tensors behind the channels."""
+        taps = tuple(axis.taps for axis in self.outer_axes)
+        return taps if self.channels_last else (self.g.q_size, *taps)
+
+    @property
+    def most_panel(self) -> int:
+        return self.counts[0] if self.counts else 1
+
+    @property
+    def panels(self) -> int:
+        return self.most_panel // self.c.panel
+
+    @property
+    def runs(self) -> tuple[Runs, ...]:
+        """Those of a panel, the outermost axis first."""
+        rows = {axis.name: step for axis, step in zip(self.g.axes, self._steps, strict=True)}
+        steps = [axis.spread * rows[axis.name] for axis in self.outer_axes]
+        if not self.channels_last:
+            steps.insert(0, self.row * math.prod(self.heights))
+        counts = (self.c.panel, *self.counts[1:])[: len(steps)]
+        return tuple(Runs(count, step) for count, step in zip(counts, steps, strict=True))
+
+    @property
+    def words(self) -> int:
+        """Of the runs of a panel."""
+        return math.prod(runs.count for runs in self.runs) * self.run_words
+
+    @property
+    def k_steps(self) -> int:
+        """wgmma of a panel, for each 64 results."""
+        return -(-self.words // STEP_WORDS)
+
+    @property
+    def lines(self) -> int:
+        """Tiles of w of a panel: up to four steps each."""
+        return -(-self.k_steps // STEPS_OF_LINE)
+
+    @property
+    def w_tiles(self) -> int:
+        """Of a tile of results."""
+        return self.panels * self.lines
+
+    @property
+    def resident(self) -> bool:
+        """Whether the tiles of w stay in shared memory."""
+        return self.c.w_stages == self.w_tiles
+
+    @property
+    def mma_steps(self) -> int:
+        """Roundings that a product meets: those of the wgmma behind it."""
+        return self.panels * self.k_steps
+
+    # --- pixels --------------------------------------------------------------------------------------
+
+    @property
+    def inner(self) -> tuple[Axis, ...]:
+        """The axes along which 64 results lie."""
+        return self.g.axes[-2:]
+
+    @property
+    def square(self) -> tuple[int, ...]:
+        """The results of a subtile along each of them."""
+        return (ROWS // self.c.width, self.c.width)[-len(self.inner) :]
+
+    @functools.cached_property
+    def spans(self) -> tuple[int, ...]:
+        """Pixels of a subtile's box along each axis: those that its results and the taps of a panel meet."""
+        extents = (1,) * (len(self.g.axes) - len(self.inner)) + self.square
+        by_panel = self.channels_last and bool(self.outer_axes)
+        taps = [axis.taps for axis in self.g.axes]
+        if by_panel:
+            taps[0] = self.c.panel
+        return tuple(
+            (extent - 1) * axis.step + (count - 1) * axis.spread + 1
+            for axis, extent, count in zip(self.g.axes, extents, taps, strict=True)
+        )
+
+    @property
+    def row(self) -> int:
+        """Elements of a row of the box."""
+        step = ROW_BYTES // self.item
+        return -(-self.spans[-1] * self.pixel // step) * step
+
+    @property
+    def heights(self) -> tuple[int, ...]:
+        return self.spans[:-1]
+
+    @property
+    def _steps(self) -> tuple[int, ...]:
+        """Elements of shared memory from a pixel to the next along each axis."""
+        rows = [self.row * math.prod(self.heights[i + 1 :]) for i in range(len(self.heights))]
+        return (*rows, self.pixel)
+
+    @property
+    def position_steps(self) -> tuple[int, ...]:
+        """And from a result's first pixel to the next one's, along the inner axes."""
+        steps = self._steps[-len(self.inner) :]
+        return tuple(axis.step * step for axis, step in zip(self.inner, steps, strict=True))
+
+    @property
+    def shift(self) -> int:
+        """Elements by which one copy of the pixels lies off the next, so that each result finds its words whole."""
+        return math.gcd(self.position_steps[-1], self.elements)
+
+    @property
+    def copies(self) -> int:
+        return self.elements // self.shift
+
+    @property
+    def box(self) -> tuple[int, ...]:
+        """What TMA brings at a time: elements of a row (channels, pixels), then the other axes, channels, images."""
+        inner = (self.pixel, self.spans[-1]) if self.whole_pixels else (self.row,)
+        channels = () if self.channels_last else (self.c.panel,)
+        return (*inner, *reversed(self.heights), *channels, 1)
+
+    @property
+    def box_bytes(self) -> int:
+        return math.prod(self.box) * self.item
+
+    @property
+    def copy_bytes(self) -> int:
+        return -(-self.box_bytes // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
+
+    @property
+    def subtile_bytes(self) -> int:
+        return self.copies * self.copy_bytes
+
+    @property
+    def x_bytes(self) -> int:
+        """Of a stage."""
+        return self.c.subtiles * self.subtile_bytes
+
+    # --- shared memory -------------------------------------------------------------------------------
+
+    @property
+    def w_bytes(self) -> int:
+        """Of a tile: four steps of each channel."""
+        return self.c.block_n * LINE_BYTES
+
+    @property
+    def w_slots(self) -> int:
+        """Sets of tiles of w: one for each tile of results that is worked on, unless they stay."""
+        return 1 if self.resident else self.c.slots
+
+    @property
+    def w_at(self) -> int:
+        return self.c.slots * self.c.x_stages * self.x_bytes
+
+    @property
+    def staging_at(self) -> int:
+        return self.w_at + self.w_slots * self.c.w_stages * self.w_bytes
+
+    @property
+    def results(self) -> Results:
+        return Results(self.g, self.c.block_n, self.square)
+
+    @property
+    def barriers_at(self) -> int:
+        return self.staging_at + self.c.consumers * self.c.slabs * self.results.slab_bytes
+
+    @property
+    def mbarriers(self) -> int:
+        streamed = 0 if self.resident else self.c.w_stages
+        return 2 * self.c.slots * (self.c.x_stages + streamed)
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.barriers_at + 8 * self.mbarriers
+
+    # --- registers -----------------------------------------------------------------------------------
+
+    @property
+    def sums(self) -> int:
+        """Of a thread."""
+        return self.c.tiles * self.c.block_n // 2
+
+    @property
+    def fragments(self) -> int:
+        """Registers of x of a thread: two lines' steps."""
+        return 2 * min(self.k_steps, STEPS_OF_LINE) * self.c.tiles * 4
+
+    # --- work ----------------------------------------------------------------------------------------
+
+    @property
+    def units(self) -> int:
+        """Subtiles of a batch element."""
+        planes = math.prod(axis.out for axis in self.g.axes[: -len(self.inner)])
+        return planes * math.prod(-(-a.out // s) for a, s in zip(self.inner, self.square, strict=True))
+
+    @property
+    def channel_tiles(self) -> int:
+        return -(-self.g.m // self.c.block_n)
+
+    def tiles(self, batch: int) -> int:
+        """Of results."""
+        return -(-batch * self.units // self.c.subtiles) * self.channel_tiles
+
+    def blocks(self, batch: int, target: Target) -> int:
+        """Blocks that are launched: each goes through tiles that are that many apart."""
+        tiles = self.tiles(batch)
+        if not self.resident:
+            return min(tiles, target.sm_count)
+        # A block keeps its channels.
+        return min(tiles, max(target.sm_count // self.channel_tiles, 1) * self.channel_tiles)

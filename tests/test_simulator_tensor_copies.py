@@ -77,14 +77,14 @@ def box_of(x: npt.NDArray[Any], tensor: TensorMap, at: tuple[int, ...]) -> npt.N
 
 LOADS = [
     ((64,), 4, (32,), (), Swizzle.NONE, (8,)),
-    ((40,), 2, (32,), (), Swizzle.NONE, (-3,)),
+    ((40,), 2, (32,), (), Swizzle.NONE, (-8,)),
     ((20, 48), 4, (8, 4), (), Swizzle.B32, (44, 17)),
-    ((20, 48), 2, (32, 16), (), Swizzle.B64, (-4, -5)),
+    ((20, 48), 2, (32, 16), (), Swizzle.B64, (-8, -5)),
     ((20, 64), 2, (64, 16), (), Swizzle.B128, (0, 3)),
-    ((6, 7, 32), 1, (16, 5, 3), (), Swizzle.NONE, (24, -1, 4)),
+    ((6, 7, 32), 1, (16, 5, 3), (), Swizzle.NONE, (16, -1, 4)),
     ((2, 11, 12, 64), 2, (64, 10, 10, 1), (), Swizzle.B128, (0, -1, -1, 1)),
     ((2, 11, 12, 16), 2, (16, 9, 8, 1), (1, 2, 2, 1), Swizzle.B32, (0, -1, 3, 1)),
-    ((2, 3, 5, 6, 32), 4, (32, 4, 3, 2, 2), (1, 1, 2, 1, 1), Swizzle.B128, (-2, 3, 1, 2, 0)),
+    ((2, 3, 5, 6, 32), 4, (32, 4, 3, 2, 2), (1, 1, 2, 1, 1), Swizzle.B128, (-4, 3, 1, 2, 0)),
 ]
 
 
@@ -121,7 +121,7 @@ def test_one_lane_waits_for_its_warp(copies: Copies, compiler: str) -> None:
 
 @pytest.mark.parametrize("mode", [Mode.FAST, Mode.CHECK])
 @pytest.mark.parametrize("swizzle", Swizzle)
-@pytest.mark.parametrize("at", [(0, 0), (-16, 30), (40, -3)])
+@pytest.mark.parametrize("at", [(0, 0), (40, 30), (40, -8)])
 def test_stores_write_what_lies_within(at: tuple[int, int], swizzle: Swizzle, mode: Mode, compiler: str) -> None:
     x = np.zeros((37, 64), np.uint16)
     row = swizzle.value // 2 or 40
@@ -180,6 +180,22 @@ def test_faults_of_loads_are_found_and_named(
 ) -> None:
     report, _, _ = run(name, tensor_map(X, (64, 16)), X, (2048,), compiler, Mode.CHECK, copies)
     assert fault_at(report, kind, marked(unit(FILE, HEADERS), name, mark)).detail.startswith(detail)
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "detail"),
+    [
+        ("load_2", (5, 0), "innermost coordinate lies 10 bytes behind a multiple of 16 bytes"),
+        ("load_2", (-3, 0), "innermost coordinate lies 10 bytes behind a multiple of 16 bytes"),
+        ("store", (0, -3), "begins 3 before the tensor and reaches into it"),
+    ],
+)
+def test_boxes_begin_where_tma_takes_them(name: str, at: tuple[int, int], detail: str, compiler: str) -> None:
+    """On an H200 each of these is an illegal instruction."""
+    report, _, _ = run(name, tensor_map(X, (64, 16)), X, (2048, *at), compiler, Mode.CHECK, Copies.EARLY)
+    [fault] = report.faults
+    assert fault.kind is FaultKind.COPY
+    assert detail in fault.detail
 
 
 @pytest.mark.parametrize("copies", Copies)

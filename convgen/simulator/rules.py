@@ -56,6 +56,8 @@ RULES = (
     "cluster_wait without a cluster_arrive before it",
     "waits at the cluster's barrier, to which {offset} of {value} threads have come and {wanted} have ended before",
     "multicast to the ranks of mask {value:#x} in a cluster of {wanted} blocks",
+    "the copy's innermost coordinate lies {value} bytes behind a multiple of {wanted} bytes, where it must begin",
+    "the store's box begins {value} before the tensor and reaches into it: stores begin inside or lie outside",
 )
 
 

@@ -106,10 +106,7 @@ class WgmmaPacked:
             raise ConfigError(f"block_n={c.block_n}: expected {multiples} up to {MAX_BOX}, as wgmma makes")
         if t.k_steps > MAX_STEPS:
             raise ConfigError(f"panel={c.panel}: {t.k_steps} steps, expected at most {MAX_STEPS} of one stage")
-        try:
-            _x_map(t)
-        except UsageError as error:
-            raise ConfigError(f"width={c.width} panel={c.panel}: {error}") from None
+        self._check_boxes(t)
         if c.w_stages > t.w_tiles:
             raise ConfigError(f"w_stages={c.w_stages}: there are {t.w_tiles} tiles of w, which then stay")
         if c.w_stages == 1 and not t.resident:
@@ -130,10 +127,26 @@ class WgmmaPacked:
                 f"{positions} positions in {t.channel_tiles} tiles of channels: kernels count up to {MAX_COUNT}"
             )
 
+    def _check_boxes(self, t: PackedTiling) -> None:
+        c = t.c
+        if not t.by_tma:
+            return
+        if not t.whole_pixels:
+            apart = c.width * t.step * t.item
+            if apart % tiling.PIECE_BYTES:
+                raise ConfigError(f"width={c.width}: the next 64 results' pixels begin {apart} bytes on, TMA copies from "
+                                  f"multiples of {tiling.PIECE_BYTES}")  # fmt: skip
+            if t.panels > 1 and t.channels_last and t.outer_axes[0] is t.last:
+                raise ConfigError(f"panel={c.panel}: expected all {t.most_panel} taps, which lie in one row")
+        try:
+            _x_map(t)
+        except UsageError as error:
+            raise ConfigError(f"width={c.width} panel={c.panel}: {error}") from None
+
     def _check_registers(self, t: PackedTiling) -> None:
         c = t.c
         registers = t.sums + t.fragments + 2 * t.k_steps + OTHER_REGISTERS
-        limit = wgmma_tiling.REGISTERS[c.consumers][1]
+        limit = t.registers[1]
         if registers > limit:
             raise ConfigError(f"{t.sums} sums of a thread, {t.fragments} words and what goes with them take about "
                               f"{registers} registers, with {c.consumers} consumers a thread has {limit}")  # fmt: skip
@@ -179,7 +192,8 @@ class WgmmaPacked:
         name = common.kernel_name(problem, self.name, c)
         filters = operands.w(g) if t.resident else _w_map(t)
         written = (t.results.map(),) if t.results.mapped else ()
-        taken = (_x_map(t), filters, *written, *operands.epilogue(problem), operands.y(g), *operands.runtime_batch(g))
+        pixels = _x_map(t) if t.by_tma else operands.x(g)
+        taken = (pixels, filters, *written, *operands.epilogue(problem), operands.y(g), *operands.runtime_batch(g))
         grid = t.blocks(g.batch_size if g.batch is not None else problem.max_batch or g.batch_size, target)
         product = operands.launch(name, taken, (grid, 1, 1), (c.threads, 1, 1), t.shared_bytes)
         pack = _pack(problem, t)
@@ -293,7 +307,7 @@ def _pack(problem: Conv, t: PackedTiling) -> Launch:
 
 _SHARED_CONSTANTS = (
     *("problem", "direction", "x_name", "w_name", "y_name", "type_headers", "in_t", "out_t", "offset_t", "batch", "m"),
-    *("q", "axes", "y_batch", "epilogue", "epilogue_params", "activation", "slope", "accumulate", "value_t"),
+    *("q", "axes", "x_batch", "x_q", "y_batch", "epilogue", "epilogue_params", "activation", "slope", "accumulate", "value_t"),
 )  # fmt: skip
 
 
@@ -342,9 +356,13 @@ def _constants(problem: Conv, t: PackedTiling, product: Launch, pack: Launch) ->
         "units": t.units,
         "square": t.square,
         "position_steps": t.position_steps,
-        "copies": t.copies,
-        "shift": t.shift,
-        "copy_bytes": t.copy_bytes,
+        "by_tma": t.by_tma,
+        "phase": t.phase,
+        "lead": t.lead,
+        "shifted": t.shifted,
+        "row": t.row,
+        "box_rows": t.box_rows,
+        "rows_of_box": math.prod(t.box_rows),
         "box_bytes": t.box_bytes,
         "x_bytes": t.x_bytes,
         "w_bytes": t.w_bytes,
@@ -360,7 +378,7 @@ def _constants(problem: Conv, t: PackedTiling, product: Launch, pack: Launch) ->
         "y_swizzle": results.swizzle.value,
         "reads_y": problem.accumulate or "residual" in problem.epilogue.operands,
         "pairs": g.m % 2 == 0,
-        "registers": wgmma_tiling.REGISTERS[c.consumers],
+        "registers": t.registers,
     }
 
 

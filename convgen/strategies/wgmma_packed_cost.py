@@ -40,8 +40,8 @@ def seconds(problem: Conv, t: PackedTiling, target: Target) -> float:
     slots = c.slots
     # Power, not the clock, sets the rate of long products.
     slowed = target.peak.of(problem.dtype.value) / target.attainable.of(problem.dtype.value)
-    step = c.subtiles * max(c.block_n / COLUMNS_PER_CYCLE * slowed, STEP)
-    boxes = c.subtiles * t.copies
+    step = c.subtiles * max(c.block_n / COLUMNS_PER_CYCLE * slowed, STEP * (1 + t.shifted))
+    boxes = c.subtiles
     loaded = t.x_bytes + (0 if t.resident else t.lines * t.w_bytes)
     rows = boxes * math.prod(t.box[1:] if not t.whole_pixels else t.box[2:])
     loads = max(loaded / BYTES_PER_CYCLE, boxes * CALL + rows * ROW)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from convgen.gather import Axis, Gather
 from convgen.space import Config
+from convgen.strategies import wgmma_tiling
 from convgen.strategies.implicit_gemm_tiling import STEP_BYTES
 from convgen.strategies.wgmma_results import Results
 from convgen.strategies.wgmma_tiling import LINE_BYTES, ROWS, SHARED_ALIGNMENT, WARPGROUP
@@ -22,8 +23,8 @@ WORD_BYTES = 4
 """Of a register of wgmma's operand, filled by one load."""
 STEP_WORDS = STEP_BYTES // WORD_BYTES
 STEPS_OF_LINE = LINE_BYTES // STEP_BYTES
-ROW_BYTES = 16
-"""Rows that TMA writes are multiples of this."""
+PIECE_BYTES = 16
+"""What TMA copies is a multiple of this, and in the innermost row begins at one (measured: else an illegal instruction)."""
 WIDTHS = (64, 32, 16, 8, 4)
 
 
@@ -107,8 +108,8 @@ class PackedTiling:
 
     @property
     def whole_pixels(self) -> bool:
-        """Whether TMA copies pixels of whole pieces of 16 bytes; else elements of a row."""
-        return self.channels_last and self.pixel * self.item % ROW_BYTES == 0
+        """Whether a copy is of pixels, each of whole pieces of 16 bytes; else of elements of a row."""
+        return self.channels_last and self.pixel * self.item % PIECE_BYTES == 0
 
     @property
     def merged(self) -> bool:
@@ -126,7 +127,39 @@ class PackedTiling:
 
     @property
     def run_words(self) -> int:
-        return -(-self.run // self.elements)
+        return -(-(self.lead + self.run) // self.elements)
+
+    # --- where it begins -----------------------------------------------------------------------------
+
+    @property
+    def by_tma(self) -> bool:
+        """Whether TMA brings the pixels: rows that begin at a multiple of 16 bytes; else threads copy words."""
+        g = self.g
+        planes = [] if self.channels_last else [g.x_q]
+        strides = [*(axis.x_stride for axis in g.axes[:-1]), *planes, g.x_batch]
+        return all(stride * self.item % PIECE_BYTES == 0 for stride in strides)
+
+    @property
+    def phase(self) -> int:
+        """Elements of a row before the first that results meet: TMA's rows begin at multiples of 16 bytes."""
+        if self.whole_pixels or not self.by_tma:
+            return 0
+        return -self.last.pad_lo * self.pixel % (PIECE_BYTES // self.item)
+
+    @property
+    def step(self) -> int:
+        """Elements from a result's first to the next one's, along the last axis."""
+        return self.last.step * self.pixel
+
+    @property
+    def shifted(self) -> bool:
+        """Whether words of some results begin within a word of shared memory, those of others not."""
+        return self.step % self.elements > 0
+
+    @property
+    def lead(self) -> int:
+        """Elements before a run with which its words begin where those of shared memory do, for all results."""
+        return 0 if self.shifted else self.phase % self.elements
 
     # --- panels --------------------------------------------------------------------------------------
 
@@ -217,8 +250,9 @@ class PackedTiling:
     @property
     def row(self) -> int:
         """Elements of a row of the box."""
-        step = ROW_BYTES // self.item
-        return -(-self.spans[-1] * self.pixel // step) * step
+        piece = PIECE_BYTES // self.item
+        behind = 2 * self.elements if self.shifted else 0
+        return -(-(self.phase + self.spans[-1] * self.pixel + behind) // piece) * piece
 
     @property
     def heights(self) -> tuple[int, ...]:
@@ -237,15 +271,6 @@ class PackedTiling:
         return tuple(axis.step * step for axis, step in zip(self.inner, steps, strict=True))
 
     @property
-    def shift(self) -> int:
-        """Elements by which one copy of the pixels lies off the next, so that each result finds its words whole."""
-        return math.gcd(self.position_steps[-1], self.elements)
-
-    @property
-    def copies(self) -> int:
-        return self.elements // self.shift
-
-    @property
     def box(self) -> tuple[int, ...]:
         """What TMA brings at a time: elements of a row (channels, pixels), then the other axes, channels, images."""
         inner = (self.pixel, self.spans[-1]) if self.whole_pixels else (self.row,)
@@ -253,16 +278,17 @@ class PackedTiling:
         return (*inner, *reversed(self.heights), *channels, 1)
 
     @property
+    def box_rows(self) -> tuple[int, ...]:
+        """Rows of a box along each axis but the last, of channels-first tensors behind the channels."""
+        return self.heights if self.channels_last else (self.c.panel, *self.heights)
+
+    @property
     def box_bytes(self) -> int:
         return math.prod(self.box) * self.item
 
     @property
-    def copy_bytes(self) -> int:
-        return -(-self.box_bytes // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
-
-    @property
     def subtile_bytes(self) -> int:
-        return self.copies * self.copy_bytes
+        return -(-self.box_bytes // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
 
     @property
     def x_bytes(self) -> int:
@@ -312,6 +338,14 @@ class PackedTiling:
     def sums(self) -> int:
         """Of a thread."""
         return self.c.tiles * self.c.block_n // 2
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Of a thread that brings pixels and of one that multiplies: threads that copy keep what all start with."""
+        if self.by_tma:
+            return wgmma_tiling.REGISTERS[self.c.consumers]
+        launched = wgmma_tiling.LAUNCHED_REGISTERS[self.c.consumers]
+        return launched, launched
 
     @property
     def fragments(self) -> int:

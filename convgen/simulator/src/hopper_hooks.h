@@ -33,6 +33,9 @@ static TensorCopy tensor_copy(Worker* w, const void* map, const int* at, int ran
         copy.step[d] = used ? bits.step[d] : 1;
         copy.at[d] = used ? at[d] : 0;
     }
+    const int64_t begin = copy.at[0] * copy.element_bytes, piece = kPiece;
+    if (begin % piece)
+        break_rule(w, kIllegalCopy, kRowStart, pc, copy.shared, static_cast<uint64_t>((begin % piece + piece) % piece), kPiece);
     if (!shift) return copy;
     copy.im2col_rank = bits.rank;
     for (int d = 0; d < rank - 2; ++d) {
@@ -112,11 +115,25 @@ static void issue_load(Worker* w, TensorCopy copy, const void* mbarrier, uint32_
 
 static uint32_t only_here(const Worker* w) { return 1u << w->rank; }
 
+// A store whose box begins at a negative coordinate is an illegal instruction, one that lies outside altogether is not (measured).
+static void see_begin(Worker* w, const TensorCopy& copy) {
+    int64_t before = 0;
+    bool reaches = true;
+    for (uint32_t d = 0; d < kMaxRank; ++d) {
+        before = copy.at[d] < before ? copy.at[d] : before;
+        reaches = reaches && copy.at[d] + static_cast<int64_t>(copy.box[d] * copy.step[d]) > 0 &&
+                  copy.at[d] < static_cast<int64_t>(copy.extent[d]);
+    }
+    if (before < 0 && reaches)
+        break_rule(w, kIllegalCopy, kNegativeStore, copy.pc, copy.shared, static_cast<uint64_t>(-before));
+}
+
 static void issue_store(Worker* w, TensorCopy copy) {
     Thread* t = w->current;
     copy.thread = t->linear;
     copy.group = t->bulk_groups;
     copy.time = ++w->cluster->clock;
+    see_begin(w, copy);
     use_clocks(w);
     if (w->launch->check) {
         see_global(w, copy, true);

@@ -78,6 +78,8 @@ enum Rule : uint32_t {
     kWaitsUnarrived,
     kClusterNeverMeets,
     kMulticastMask,
+    kRowStart,
+    kNegativeStore,
 };
 
 // One fault, the first of its kind at its place, and how often it came again.

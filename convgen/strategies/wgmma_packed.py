@@ -360,6 +360,7 @@ def _constants(problem: Conv, t: PackedTiling, product: Launch, pack: Launch) ->
         "phase": t.phase,
         "lead": t.lead,
         "shifted": t.shifted,
+        "vector": t.vector,
         "row": t.row,
         "box_rows": t.box_rows,
         "rows_of_box": math.prod(t.box_rows),

@@ -18,6 +18,7 @@ from convgen.strategies.implicit_gemm_tiling import STEP_BYTES
 from convgen.strategies.wgmma_results import Results
 from convgen.strategies.wgmma_tiling import LINE_BYTES, ROWS, SHARED_ALIGNMENT, WARPGROUP
 from convgen.target import Target
+from convgen.tensor_map import MAX_BOX
 
 WORD_BYTES = 4
 """Of a register of wgmma's operand, filled by one load."""
@@ -109,7 +110,7 @@ class PackedTiling:
     @property
     def whole_pixels(self) -> bool:
         """Whether a copy is of pixels, each of whole pieces of 16 bytes; else of elements of a row."""
-        return self.channels_last and self.pixel * self.item % PIECE_BYTES == 0
+        return self.channels_last and self.pixel * self.item % PIECE_BYTES == 0 and self.row > MAX_BOX
 
     @property
     def merged(self) -> bool:
@@ -127,7 +128,8 @@ class PackedTiling:
 
     @property
     def run_words(self) -> int:
-        return -(-(self.lead + self.run) // self.elements)
+        """Of a run, in whole loads."""
+        return -(-(self.lead + self.run) // (self.elements * self.vector)) * self.vector
 
     # --- where it begins -----------------------------------------------------------------------------
 
@@ -142,7 +144,7 @@ class PackedTiling:
     @property
     def phase(self) -> int:
         """Elements of a row before the first that results meet: TMA's rows begin at multiples of 16 bytes."""
-        if self.whole_pixels or not self.by_tma:
+        if not self.by_tma:
             return 0
         return -self.last.pad_lo * self.pixel % (PIECE_BYTES // self.item)
 
@@ -160,6 +162,21 @@ class PackedTiling:
     def lead(self) -> int:
         """Elements before a run with which its words begin where those of shared memory do, for all results."""
         return 0 if self.shifted else self.phase % self.elements
+
+    @functools.cached_property
+    def vector(self) -> int:
+        """Words of one load: as many as lie alike for all results and runs, and make no more steps."""
+        if self.shifted:
+            return 1
+        starts = (self.phase - self.lead, *self.position_steps, *(runs.step for runs in self.runs))
+        runs = math.prod(runs.count for runs in self.runs)
+
+        def steps(vector: int) -> int:
+            words = -(-(self.lead + self.run) // (self.elements * vector)) * vector * runs
+            return -(-words // max(STEP_WORDS, 4 * vector)) * max(1, vector // 2)
+
+        fits = (v for v in (4, 2, 1) if all(start % (v * self.elements) == 0 for start in starts))
+        return next(v for v in fits if steps(v) == steps(1))
 
     # --- panels --------------------------------------------------------------------------------------
 
@@ -200,7 +217,8 @@ class PackedTiling:
     @property
     def k_steps(self) -> int:
         """wgmma of a panel, for each 64 results."""
-        return -(-self.words // STEP_WORDS)
+        together = max(1, self.vector // 2)
+        return -(-self.words // (STEP_WORDS * together)) * together
 
     @property
     def lines(self) -> int:

@@ -79,6 +79,7 @@ class WgmmaPacked:
                 "block_n": _channels(g),
                 "consumers": (1, 2, 3, 4),
                 "sharing": (1, 2, 3, 4),
+                "vector": (1, 2, 4),
                 "panel": _panels(g),
                 "x_stages": (1, 2, 3, 4),
                 "w_stages": tuple(sorted({2, 3, 4, 6, *(count for count in tiles if count <= 64)})),
@@ -99,6 +100,9 @@ class WgmmaPacked:
         if c.consumers % c.sharing:
             raise ConfigError(f"sharing={c.sharing}: expected a divisor of consumers={c.consumers}")
         t = PackedTiling(g, c)
+        if c.vector not in tiling.VECTORS or c.vector > t.most_vector:
+            raise ConfigError(f"vector={c.vector}: expected 1, 2 or 4, and at most the {t.most_vector} words with which "
+                              "every result's and run's begin")  # fmt: skip
         if t.most_panel % c.panel:
             raise ConfigError(f"panel={c.panel}: expected a divisor of the {t.most_panel} that there are")
         if c.block_n > MAX_BOX or c.block_n != wgmma_tiling.wgmma_columns(c.block_n, g.x.dtype):
@@ -170,7 +174,7 @@ class WgmmaPacked:
             tiles, consumers, sharing = shape
             w_tiles = PackedTiling(g, _start(g, width, panel)).w_tiles
             for w_stages in {w_tiles, min(4, w_tiles)}:
-                start = PackedConfig(width, tiles, min(channels, most), consumers, sharing, panel, 2, w_stages, 1)
+                start = PackedConfig(width, tiles, min(channels, most), consumers, sharing, 1, panel, 2, w_stages, 1)
                 found[start] = descent.cost_if_legal(self, problem, target, start)
         legal = [start for start, cost in found.items() if cost < math.inf]
         return sorted(legal, key=found.__getitem__)[:MOST_STARTS]
@@ -259,7 +263,7 @@ def _channels(g: Gather) -> tuple[int, ...]:
 
 def _start(g: Gather, width: int, panel: int) -> PackedConfig:
     channels = min(wgmma_tiling.wgmma_columns(g.m, g.x.dtype), 16)
-    c = PackedConfig(width, 1, channels, 1, 1, panel, 1, 1, 1)
+    c = PackedConfig(width, 1, channels, 1, 1, 1, panel, 1, 1, 1)
     return dataclasses.replace(c, w_stages=min(2, PackedTiling(g, c).w_tiles))
 
 
@@ -360,7 +364,7 @@ def _constants(problem: Conv, t: PackedTiling, product: Launch, pack: Launch) ->
         "phase": t.phase,
         "lead": t.lead,
         "shifted": t.shifted,
-        "vector": t.vector,
+        "vector": c.vector,
         "row": t.row,
         "box_rows": t.box_rows,
         "rows_of_box": math.prod(t.box_rows),

@@ -26,6 +26,8 @@ STEP_WORDS = STEP_BYTES // WORD_BYTES
 STEPS_OF_LINE = LINE_BYTES // STEP_BYTES
 PIECE_BYTES = 16
 """What TMA copies is a multiple of this, and in the innermost row begins at one (measured: else an illegal instruction)."""
+VECTORS = (4, 2, 1)
+"""Words of a load."""
 WIDTHS = (64, 32, 16, 8, 4)
 
 
@@ -43,6 +45,8 @@ class PackedConfig(Config):
     """Warpgroups that multiply."""
     sharing: int
     """Of them, those that work on one tile (on the same pixels' neighbours and the same tiles of w)."""
+    vector: int
+    """Words that a thread loads at a time."""
     panel: int
     """Taps, of channels-first tensors channels, of the outermost axis that a stage of x holds."""
     x_stages: int
@@ -129,7 +133,7 @@ class PackedTiling:
     @property
     def run_words(self) -> int:
         """Of a run, in whole loads."""
-        return -(-(self.lead + self.run) // (self.elements * self.vector)) * self.vector
+        return -(-(self.lead + self.run) // (self.elements * self.c.vector)) * self.c.vector
 
     # --- where it begins -----------------------------------------------------------------------------
 
@@ -163,20 +167,13 @@ class PackedTiling:
         """Elements before a run with which its words begin where those of shared memory do, for all results."""
         return 0 if self.shifted else self.phase % self.elements
 
-    @functools.cached_property
-    def vector(self) -> int:
-        """Words of one load: as many as lie alike for all results and runs, and make no more steps."""
+    @property
+    def most_vector(self) -> int:
+        """Words that lie alike for all results and runs: those of the longest load."""
         if self.shifted:
             return 1
         starts = (self.phase - self.lead, *self.position_steps, *(runs.step for runs in self.runs))
-        runs = math.prod(runs.count for runs in self.runs)
-
-        def steps(vector: int) -> int:
-            words = -(-(self.lead + self.run) // (self.elements * vector)) * vector * runs
-            return -(-words // max(STEP_WORDS, 4 * vector)) * max(1, vector // 2)
-
-        fits = (v for v in (4, 2, 1) if all(start % (v * self.elements) == 0 for start in starts))
-        return next(v for v in fits if steps(v) == steps(1))
+        return next(v for v in VECTORS if all(start % (v * self.elements) == 0 for start in starts))
 
     # --- panels --------------------------------------------------------------------------------------
 
@@ -217,7 +214,7 @@ class PackedTiling:
     @property
     def k_steps(self) -> int:
         """wgmma of a panel, for each 64 results."""
-        together = max(1, self.vector // 2)
+        together = max(1, self.c.vector // 2)
         return -(-self.words // (STEP_WORDS * together)) * together
 
     @property

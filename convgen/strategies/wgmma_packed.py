@@ -14,8 +14,18 @@ from typing import Any
 
 from convgen.errors import ConfigError, UsageError
 from convgen.gather import Gather, gather
-from convgen.plan import Buffer, Launch, Numerics, Param, Placement, Plan, TensorArg, TensorMapArg, WorkspaceArg
-from convgen.plan import batch_extent
+from convgen.plan import (
+    Buffer,
+    Launch,
+    Numerics,
+    Param,
+    Placement,
+    Plan,
+    TensorArg,
+    TensorMapArg,
+    WorkspaceArg,
+    batch_extent,
+)
 from convgen.problem import Conv, Direction, DType, PadMode
 from convgen.space import Space
 from convgen.strategies import common, descent, operands, partial_sums, rules, wgmma_packed_cost, wgmma_tiling
@@ -101,8 +111,8 @@ class WgmmaPacked:
             raise ConfigError(f"sharing={c.sharing}: expected a divisor of consumers={c.consumers}")
         t = PackedTiling(g, c)
         if c.vector not in tiling.VECTORS or c.vector > t.most_vector:
-            raise ConfigError(f"vector={c.vector}: expected 1, 2 or 4, and at most the {t.most_vector} words with which "
-                              "every result's and run's begin")  # fmt: skip
+            raise ConfigError(f"vector={c.vector}: expected 1, 2 or 4, and at most {t.most_vector}, which the pixels of "
+                              "all results and runs lie multiples of apart")  # fmt: skip
         if t.most_panel % c.panel:
             raise ConfigError(f"panel={c.panel}: expected a divisor of the {t.most_panel} that there are")
         if c.block_n > MAX_BOX or c.block_n != wgmma_tiling.wgmma_columns(c.block_n, g.x.dtype):
@@ -125,8 +135,8 @@ class WgmmaPacked:
         self._check_registers(t)
         rules.sums_are_strict(problem, t.mma_steps * EPS_ACC, g.q_size * g.taps)
         rules.shared_fits("stages and results take", t.shared_bytes, target)
-        positions = t.units * (problem.max_batch or g.batch_size) * tiling.ROWS
-        if positions * t.channel_tiles > MAX_COUNT * tiling.ROWS or positions > MAX_COUNT:
+        positions = t.units * (problem.max_batch or g.batch_size) * wgmma_tiling.ROWS
+        if positions * t.channel_tiles > MAX_COUNT * wgmma_tiling.ROWS or positions > MAX_COUNT:
             raise ConfigError(
                 f"{positions} positions in {t.channel_tiles} tiles of channels: kernels count up to {MAX_COUNT}"
             )
@@ -138,8 +148,8 @@ class WgmmaPacked:
         if not t.whole_pixels:
             apart = c.width * t.step * t.item
             if apart % tiling.PIECE_BYTES:
-                raise ConfigError(f"width={c.width}: the next 64 results' pixels begin {apart} bytes on, TMA copies from "
-                                  f"multiples of {tiling.PIECE_BYTES}")  # fmt: skip
+                raise ConfigError(f"width={c.width}: the next 64 results' pixels begin {apart} bytes on, TMA copies "
+                                  f"from multiples of {tiling.PIECE_BYTES}")  # fmt: skip
             if t.panels > 1 and t.channels_last and t.outer_axes[0] is t.last:
                 raise ConfigError(f"panel={c.panel}: expected all {t.most_panel} taps, which lie in one row")
         try:
@@ -288,12 +298,12 @@ def _x_map(t: PackedTiling) -> Operand:
 
 
 def _packed_words(t: PackedTiling) -> int:
-    return t.g.m * t.w_tiles * (tiling.LINE_BYTES // tiling.WORD_BYTES)
+    return t.g.m * t.w_tiles * (wgmma_tiling.LINE_BYTES // tiling.WORD_BYTES)
 
 
 def _w_map(t: PackedTiling) -> Operand:
-    line = tiling.LINE_BYTES // t.item
-    found = TensorMap(t.g.w.dtype, (t.w_tiles * line, t.g.m), (t.w_tiles * tiling.LINE_BYTES,), (line, t.c.block_n),
+    line = wgmma_tiling.LINE_BYTES // t.item
+    found = TensorMap(t.g.w.dtype, (t.w_tiles * line, t.g.m), (t.w_tiles * wgmma_tiling.LINE_BYTES,), (line, t.c.block_n),
                       swizzle=Swizzle.B128)  # fmt: skip
     return Param("w_map", "const __grid_constant__ TensorMap"), TensorMapArg(WorkspaceArg("packed"), found)
 
@@ -311,7 +321,8 @@ def _pack(problem: Conv, t: PackedTiling) -> Launch:
 
 _SHARED_CONSTANTS = (
     *("problem", "direction", "x_name", "w_name", "y_name", "type_headers", "in_t", "out_t", "offset_t", "batch", "m"),
-    *("q", "axes", "x_batch", "x_q", "y_batch", "epilogue", "epilogue_params", "activation", "slope", "accumulate", "value_t"),
+    *("q", "axes", "x_batch", "x_q", "y_batch", "epilogue", "epilogue_params", "activation", "slope", "accumulate"),
+    "value_t",
 )  # fmt: skip
 
 

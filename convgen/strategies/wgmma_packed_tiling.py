@@ -1,4 +1,4 @@
-"""The sizes of an implicit GEMM whose pixels have few channels: what follows from a problem and a config of `wgmma_packed`.
+"""The sizes of an implicit GEMM of few channels: what follows from a problem and a config of `wgmma_packed`.
 
 A run is what a filter has in one row of x that lies in memory as one piece: its taps along the last axis and, of
 channels-last tensors, their channels. Terms are counted run after run, each padded to whole words of 4 bytes, eight of
@@ -25,7 +25,7 @@ WORD_BYTES = 4
 STEP_WORDS = STEP_BYTES // WORD_BYTES
 STEPS_OF_LINE = LINE_BYTES // STEP_BYTES
 PIECE_BYTES = 16
-"""What TMA copies is a multiple of this, and in the innermost row begins at one (measured: else an illegal instruction)."""
+"""What TMA copies is a multiple of this and begins at one (measured: else it is an illegal instruction)."""
 VECTORS = (4, 2, 1)
 """Words of a load."""
 WIDTHS = (64, 32, 16, 8, 4)

@@ -50,7 +50,7 @@ class TestWgmmaImplicitGemm(IntegerConformance):
     def suited(self, problems: Iterable[Conv]) -> Iterator[Conv]:
         """The draws as forward convolutions, channels-last, with channels in whole steps of 32 bytes."""
         for problem in problems:
-            dtype = problem.dtype if problem.dtype.is_integer else DType.FP16
+            dtype = problem.dtype if problem.dtype.is_integer or problem.dtype is DType.TF32 else DType.FP16
             channels = 32 // dtype.itemsize * problem.groups
             try:
                 changed = dataclasses.replace(
@@ -63,7 +63,7 @@ class TestWgmmaImplicitGemm(IntegerConformance):
                     output_padding=(0,) * problem.nd,
                     pad_mode=PadMode.ZEROS,
                     dtype=dtype,
-                    out_dtype=problem.out_dtype if dtype.is_integer else DType.FP16,
+                    out_dtype=problem.out_dtype if dtype.is_integer else dtype.default_output,
                 )
             except ProblemError:
                 continue
@@ -149,6 +149,32 @@ def test_x_comes_once_where_its_halo_serves_all_taps(patches: str, pixels: int) 
     changes = config(patches=patches, block_n=8, consumers=1, x_stages=2, w_stages=9)
     report, _ = run(problem, changes, dataclasses.replace(TARGET, sm_count=1))
     assert report.report.counters.read_bytes["global"] == 128 * (pixels + 9 * 8)
+
+
+# --- types ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("patches", PATCHES)
+@pytest.mark.parametrize("c", [4, 20, 72])
+def test_tf32(patches: str, c: int) -> None:
+    """A line is 32 channels: part of a step of 8, of a line, and several lines."""
+    problem = f"conv2d n=2 c={c} in=9x7 k=20 filter=3x3 pad=1 dtype=tf32 layout=nhwc"
+    require_right(problem, config(patches=patches, block_n=24))
+    require_right(f"{problem} out_dtype=bf16 epilogue=bias+residual+relu", config(patches=patches, block_n=16))
+
+
+def test_operands_of_tf32_are_cut_not_rounded() -> None:
+    """Just below the next TF32 number an operand loses 2^-10 of itself, which the stated bound admits and one of
+    rounding, 2^-11, would not."""
+    problem = Conv.parse("conv1d n=1 c=8 in=64 k=8 filter=1 dtype=tf32 layout=nlc")
+    one = np.nextafter(np.float32(1 + 2**-10), np.float32(1))
+    inputs = {"x": np.full((1, 8, 64), one, np.float32), "w": np.full((8, 8, 1), one, np.float32)}
+    plan = lower(problem, STRATEGY, config(patches="im2col", block_n=8, w_stages=1), TARGET)
+    y = np.zeros((1, 8, 64), np.float32)
+    build([plan], [render(plan)])[0].run(inputs, {"y": y})
+    assert set(y.ravel().tolist()) == {8.0}
+    exact = 8 * float(one) ** 2
+    assert 2 * 2**-11 < (exact - 8) / exact < 2 * plan.numerics.eps_in
 
 
 # --- rings ------------------------------------------------------------------------------------------------

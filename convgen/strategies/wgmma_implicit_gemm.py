@@ -37,7 +37,7 @@ MOST_STARTS = 3
 ALIGNMENT = 16
 """Bytes that strides of TMA's tensors are multiples of."""
 
-_TYPES = (DType.FP16, DType.BF16, *common.INTEGER_DTYPES)
+_TYPES = (DType.FP16, DType.BF16, DType.TF32, *common.INTEGER_DTYPES)
 
 
 class WgmmaImplicitGemm:
@@ -379,14 +379,18 @@ def _constants(problem: Conv, t: Tiling, target: Target, product: Launch, reduce
 
 
 def _numerics(problem: Conv, t: Tiling) -> Numerics:
-    return common.EXACT if problem.dtype.is_integer else Numerics(steps=t.mma_steps, eps_acc=EPS_ACC)
+    if problem.dtype.is_integer:
+        return common.EXACT
+    eps_in = tiling.EPS_TF32 if problem.dtype is DType.TF32 else 0.0
+    return Numerics(steps=t.mma_steps, eps_acc=EPS_ACC, eps_in=eps_in)
 
 
 def _numerics_text(problem: Conv, c: WgmmaConfig) -> str:
     if problem.dtype.is_integer:
         return common.exact_text(problem)
     parts = " Parts are added in order, in fp32." if c.split_k > 1 else ""
-    return f"exact products, sums in fp32 as tensor cores cut them, in the order of the terms.{parts}"
+    products = "operands cut to TF32" if problem.dtype is DType.TF32 else "exact products"
+    return f"{products}, sums in fp32 as tensor cores cut them, in the order of the terms.{parts}"
 
 
 def _alignment(t: Tiling) -> dict[str, int]:

@@ -35,6 +35,8 @@ OTHER_REGISTERS = 44
 """That a consumer needs beside its sums."""
 MAX_MBARRIERS = 64
 """That the simulator keeps an eye on."""
+EPS_TF32 = 2.0**-10
+"""Of an operand in fp32: TMA copies it as it is, and wgmma leaves out the last 13 of its bits, so it is cut."""
 
 PATCHES = ("square", "line", "rows", "im2col")
 

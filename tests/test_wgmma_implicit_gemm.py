@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from conformance import (
 )
 from generators import random_convs
 
+from convgen.binding import preparation
 from convgen.compiler import compile_cuda
 from convgen.errors import ConfigError, ProblemError
 from convgen.gather import gather
@@ -32,13 +34,16 @@ from convgen.runtime.physical import stored_dtype
 from convgen.runtime.sim import SimResult, build
 from convgen.simulator import Copies, Mode
 from convgen.strategies.wgmma_implicit_gemm import STRATEGY
-from convgen.strategies.wgmma_tiling import PATCHES, Tiling, WgmmaConfig
+from convgen.strategies.wgmma_sources import sources
+from convgen.strategies.wgmma_tiling import PATCHES, PLANES, Tiling, WgmmaConfig
 from convgen.target import Target
 from convgen.verify import Case, Settings, verify_cases
 
 FEW = dataclasses.replace(TARGET, sm_count=7)
 """So that every block goes through several tiles."""
 
+EITHER_LAYOUT = tuple(patches for patches in PATCHES if patches != PLANES)
+LAYOUTS = pytest.mark.parametrize("layout", Layout)
 BASE = WgmmaConfig("square", 1, 32, 2, 1, 3, 3, 1, 1)
 LAYER = "conv2d n=2 c=72 in=17x12 k=40 filter=3x3 pad=1 dtype=fp16 layout=nhwc"
 
@@ -48,16 +53,15 @@ class TestWgmmaImplicitGemm(IntegerConformance):
     golden_problem = f"{GOLDEN_PROBLEM.split(' dtype')[0]} dtype=bf16 layout=nhwc"
 
     def suited(self, problems: Iterable[Conv]) -> Iterator[Conv]:
-        """The draws as forward convolutions, channels-last, with channels in whole steps of 32 bytes."""
+        """The draws as forward convolutions of enough channels for tensor cores to be as exact as a direct kernel."""
         for problem in problems:
             dtype = problem.dtype if problem.dtype.is_integer or problem.dtype is DType.TF32 else DType.FP16
-            channels = 32 // dtype.itemsize * problem.groups
+            channels = 4 * problem.groups
             try:
                 changed = dataclasses.replace(
                     problem,
                     c=-(-problem.c // channels) * channels,
                     k=-(-problem.k // (8 * problem.groups)) * 8 * problem.groups,
-                    layout=Layout.CHANNELS_LAST,
                     direction=Direction.FPROP,
                     transposed=False,
                     output_padding=(0,) * problem.nd,
@@ -98,7 +102,8 @@ def run(
 # --- how pixels come --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("patches", PATCHES)
+@LAYOUTS
+@pytest.mark.parametrize("patches", EITHER_LAYOUT)
 @pytest.mark.parametrize(
     "shape",
     [
@@ -107,38 +112,41 @@ def run(
         "c=24 in=11x5 k=16 filter=4x2 pad=2x1 dilation=1x3",
         "c=8 in=6x13 k=12 filter=1x3 pad=0x1",
         "c=136 in=5x6 k=8 filter=7x1 pad=3x0",
-        "c=16 in=9x9 k=5 filter=3x3",
+        "c=20 in=9x9 k=5 filter=3x3",
     ],
 )
-def test_halos_rows_and_im2col_meet_the_same_pixels(patches: str, shape: str) -> None:
+def test_halos_rows_and_im2col_meet_the_same_pixels(patches: str, shape: str, layout: Layout) -> None:
     width = -(-int(shape.split(" k=")[1].split()[0]) // 8) * 8
     changes = config(patches=patches, block_n=min(width, 32))
-    require_right(f"conv2d n=3 {shape} dtype=bf16 layout=nhwc", changes)
+    require_right(f"conv2d n=3 {shape} dtype=bf16 layout={layout.text(2)}", changes)
 
 
+@LAYOUTS
 @pytest.mark.parametrize("patches", ["line", "rows", "im2col"])
-def test_one_axis(patches: str) -> None:
-    require_right(
-        "conv1d n=3 c=40 in=70 k=24 filter=5 pad=2:1 dtype=fp16 layout=nlc", config(patches=patches, block_n=24)
-    )
+def test_one_axis(patches: str, layout: Layout) -> None:
+    problem = f"conv1d n=3 c=40 in=70 k=24 filter=5 pad=2:1 dtype=fp16 layout={layout.text(1)}"
+    require_right(problem, config(patches=patches, block_n=24))
 
 
-@pytest.mark.parametrize("patches", PATCHES)
-def test_three_axes(patches: str) -> None:
-    problem = "conv3d n=2 c=16 in=4x5x6 k=16 filter=3x2x3 pad=1x0x1 dtype=bf16 layout=ndhwc"
+@LAYOUTS
+@pytest.mark.parametrize("patches", EITHER_LAYOUT)
+def test_three_axes(patches: str, layout: Layout) -> None:
+    problem = f"conv3d n=2 c=16 in=4x5x6 k=16 filter=3x2x3 pad=1x0x1 dtype=bf16 layout={layout.text(3)}"
     require_right(problem, config(patches=patches, block_n=16, split_k=1 if patches == "im2col" else 3))
 
 
+@LAYOUTS
 @pytest.mark.parametrize("stride", ["2", "3x1", "1x8"])
-def test_strides_by_im2col(stride: str) -> None:
-    require_right(f"conv2d n=2 c=24 in=17x19 k=24 filter=3x3 stride={stride} pad=1 dtype=fp16 layout=nhwc",
+def test_strides_by_im2col(stride: str, layout: Layout) -> None:
+    require_right(f"conv2d n=2 c=24 in=17x19 k=24 filter=3x3 stride={stride} pad=1 dtype=fp16 layout={layout.text(2)}",
                   config(patches="im2col", block_n=24))  # fmt: skip
 
 
-@pytest.mark.parametrize("patches", PATCHES)
-@pytest.mark.parametrize(("c", "k", "groups"), [(64, 32, 2), (64, 96, 4), (128, 48, 2), (96, 24, 3)])
-def test_groups_share_a_line_or_have_their_own(patches: str, c: int, k: int, groups: int) -> None:
-    problem = f"conv2d n=1 c={c} in=9x9 k={k} filter=3x3 pad=1 groups={groups} dtype=fp16 layout=nhwc"
+@LAYOUTS
+@pytest.mark.parametrize("patches", EITHER_LAYOUT)
+@pytest.mark.parametrize(("c", "k", "groups"), [(64, 32, 2), (48, 96, 4), (128, 48, 2), (96, 24, 3)])
+def test_groups_share_a_line_or_have_their_own(patches: str, c: int, k: int, groups: int, layout: Layout) -> None:
+    problem = f"conv2d n=1 c={c} in=9x9 k={k} filter=3x3 pad=1 groups={groups} dtype=fp16 layout={layout.text(2)}"
     require_right(problem, config(patches=patches, block_n=k // groups))
 
 
@@ -231,14 +239,16 @@ def test_only_tiles_that_leave_multiprocessors_idle_are_split() -> None:
 
 @pytest.mark.parametrize("epilogue", ["bias+relu", "scale+shift+bias+residual+gelu", "residual"])
 @pytest.mark.parametrize("changes", [{}, {"patches": "rows"}, {"patches": "im2col"}, {"split_k": 2}], ids=str)
-def test_epilogues(epilogue: str, changes: dict[str, int | str]) -> None:
-    require_right(f"{LAYER} epilogue={epilogue}", config(**changes))
-    require_right(f"{LAYER} epilogue={epilogue} out_dtype=fp32 accumulate=yes", config(**changes))
+@LAYOUTS
+def test_epilogues(epilogue: str, changes: dict[str, int | str], layout: Layout) -> None:
+    problem = f"{LAYER.replace('nhwc', layout.text(2))} epilogue={epilogue}"
+    require_right(problem, config(**changes))
+    require_right(f"{problem} out_dtype=fp32 accumulate=yes", config(**changes))
 
 
 @pytest.mark.parametrize("k", [5, 12, 20, 36])
 def test_channels_that_fill_no_tile(k: int) -> None:
-    for patches in PATCHES:
+    for patches in EITHER_LAYOUT:
         require_right(f"conv2d n=1 c=16 in=9x9 k={k} filter=3x3 pad=1 dtype=fp16 layout=nhwc",
                       config(patches=patches, block_n=16))  # fmt: skip
 
@@ -254,7 +264,7 @@ def test_channels_that_fill_no_tile(k: int) -> None:
 )
 def test_the_simulator_is_right_without_its_checks(problem: str) -> None:
     """Optimised further, a compiler took half a register for one that nobody writes."""
-    for patches in PATCHES[:1] + PATCHES[-1:]:
+    for patches in EITHER_LAYOUT[:1] + EITHER_LAYOUT[-1:]:
         if patches == "im2col" or "1x1" not in problem:
             require_right(problem, config(patches=patches, block_n=16), check="fast")
 
@@ -285,19 +295,110 @@ def test_random_problems_of_several_turns(request: pytest.FixtureRequest) -> Non
     require_all_right(cases, Settings(FEW, check="sanitize"))
 
 
+# --- where x and w come from -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("last", [8, 12, 14, 13], ids=lambda last: f"rows of {last}")
+@pytest.mark.parametrize("patches", ["square", "line", "rows", "im2col"])
+def test_runs_of_channels_first_results(patches: str, last: int) -> None:
+    """As long as rows of y allow, over the ends of tiles, images and channels; a batch known at run time too."""
+    for n in ("3", "*<=4~2"):
+        problem = f"conv2d n={n} c=12 in=9x{last} k=44 filter=3x3 pad=1 dtype=fp16 layout=nchw"
+        require_right(problem, config(patches=patches))
+    t = Tiling(sources(Conv.parse(problem), patches).g, config(patches=patches))
+    row = {"im2col": 9 * last, "rows": math.gcd(last, last + 1)}.get(patches, last)
+    assert t.y_run == math.gcd(row, 8)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "c=64 in=8x8 k=64",
+        "c=100 in=8x9 k=44",  # channels that fill no line, nor 16 bytes of w
+        "c=72 in=10x20 k=40",  # positions that fill no box
+        "c=96 in=8x13 k=24 groups=3",
+        "c=64 in=4x6 k=64 groups=4",
+    ],
+)
+@pytest.mark.parametrize("changes", [{}, {"tiles": 2, "slabs": 2}, {"consumers": 2, "sharing": 2}], ids=str)
+def test_planes_are_read_as_they_lie(shape: str, changes: dict[str, Any]) -> None:
+    for n, more in (("3", ""), ("*", "epilogue=bias+residual+relu accumulate=yes"), ("2", "out_dtype=fp32")):
+        problem = f"conv2d n={n} {shape} filter=1x1 dtype=fp16 layout=nchw {more}"
+        groups = Conv.parse(problem).groups
+        width = Conv.parse(problem).k // groups if groups > 1 else 32
+        found = sources(Conv.parse(problem), PLANES)
+        t = Tiling(found.g, config(patches=PLANES, block_n=width, w_stages=1))
+        slabs = changes.get("slabs", 1) if t.mapped else 1
+        require_right(problem, dataclasses.replace(t.c, **{**changes, "w_stages": t.w_tiles, "slabs": slabs}))
+        assert found.packed == ({"w"} if "c=100" in shape else set())
+
+
+def test_sums_of_planes_are_split() -> None:
+    problem = "conv2d n=3 c=256 in=8x16 k=40 filter=1x1 dtype=bf16 layout=nchw"
+    require_right(problem, config(patches=PLANES, split_k=2, w_stages=2))
+
+
+def test_x_comes_once_as_planes() -> None:
+    """Closed forms: x and w once, and nothing is packed."""
+    problem = Conv.parse("conv2d n=2 c=64 in=16x16 k=32 filter=1x1 dtype=fp16 layout=nchw")
+    report, _ = run(problem, config(patches=PLANES, w_stages=1), dataclasses.replace(TARGET, sm_count=1))
+    assert report.report.counters.read_bytes["global"] == 2 * (2 * 64 * 256 + 64 * 32)
+    assert report.report.counters.written_bytes["global"] == 2 * 2 * 32 * 256
+
+
+def test_packed_weights_are_prepared() -> None:
+    """What depends on w alone is a step that need not be repeated."""
+    plan = lower(Conv.parse(LAYER.replace("nhwc", "nchw")), STRATEGY, config(), TARGET)
+    assert [buffer.name for buffer in plan.workspace] == ["packed_w", "packed_x"]
+    found = preparation(plan)
+    assert (found.steps, found.buffers, found.weights_used_later) == (frozenset({0}), ("packed_w",), False)
+
+
+@pytest.mark.parametrize(
+    ("text", "packed"),
+    [
+        ("c=64 k=8 filter=3 dtype=fp16 layout=nhwc", {}),
+        ("c=20 k=8 filter=3 dtype=fp16 layout=nhwc", {"w": 24, "x": 24}),
+        ("c=20 k=8 filter=3 dtype=int8 layout=nhwc", {"w": 32, "x": 32}),
+        ("c=64 k=8 filter=1 dtype=fp16 layout=nchw", {"x": 64}),
+        ("c=80 k=16 filter=3 groups=2 dtype=fp16 layout=nhwc", {"w": 48, "x": 48}),
+        ("c=48 k=32 filter=3 groups=4 dtype=fp16 layout=nhwc", {"w": 16, "x": 16}),
+        ("c=48 k=20 filter=3 groups=4 dtype=fp16 layout=nhwc", {"w": 48, "x": 48}),  # of 5 channels wgmma makes none
+    ],
+)
+def test_channels_are_packed_as_far_as_they_must(text: str, packed: dict[str, int]) -> None:
+    found = sources(Conv.parse(f"conv2d n=2 in=8 {text}"), "im2col")
+    assert found.packed == set(packed)
+    assert {found.g.q_size} == ({*packed.values()} or {64})
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("c=64 in=8 filter=1 dtype=fp16 layout=nhwc", "channels-first layouts only"),
+        ("c=64 in=8 filter=1 dtype=int8 layout=nchw", "wgmma takes 16-bit types so, not int8"),
+        ("c=64 in=8 filter=1 stride=2 dtype=fp16 layout=nchw", "one tap, stride 1 and no padding"),
+        ("c=64 in=8 filter=3 dtype=fp16 layout=nchw", "one tap, stride 1 and no padding"),
+        ("c=64 in=7 filter=1 dtype=fp16 layout=nchw", "49 positions are no multiple of 16 bytes"),
+        ("c=48 in=8 filter=1 groups=4 dtype=fp16 layout=nchw", "a group's 12 channels are to be padded"),
+    ],
+)
+def test_what_planes_are_not(text: str, reason: str) -> None:
+    require_refusal(STRATEGY, f"conv2d n=1 k=32 {text}", config(patches=PLANES, block_n=8), reason)
+
+
 # --- what it refuses --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("conv2d n=1 c=3 in=8 k=64 filter=3 dtype=fp16 layout=nhwc", "3 channels are no multiple of 16 bytes"),
-        ("conv2d n=1 c=64 in=8 k=64 filter=3 dtype=fp16", "channels as neighbours"),
+        ("conv2d n=1 c=3 in=8 k=64 filter=3 dtype=fp16 layout=nhwc", "accuracy=strict: tensor cores may err by"),
         ("conv2d n=1 c=64 in=8 k=64 filter=3 dtype=fp32 layout=nhwc", "dtype=fp32 has no kernel on wgmma yet"),
         ("conv2d n=1 c=64 in=8 k=64 filter=3 dtype=fp16 layout=nhwc direction=dgrad", "dgrad has no kernel"),
         ("conv2d n=1 c=64 in=8 k=64 filter=3 pad=1 pad_mode=reflect dtype=fp16 layout=nhwc", "TMA fills"),
-        ("conv2d n=1 c=80 in=8 k=64 filter=3 groups=2 dtype=fp16 layout=nhwc", "the next group's would be multiplied"),
-        ("conv2d n=1 c=64 in=8 k=20 filter=3 groups=4 dtype=fp16 layout=nhwc", "wgmma makes no 5 channels for each"),
+        ("conv2d n=1 c=8 in=8 k=8 filter=3 groups=8 dtype=fp16", "a group's 1 channels would be padded to 48"),
+        ("conv2d n=1 c=64 in=8 k=20 filter=3 groups=4 dtype=int8", "a group's 16 channels would be padded to 96"),
         ("conv2d n=1 c=64 in=99 k=8 filter=3 stride=9 dtype=fp16 layout=nhwc", "each from 1 to 8"),
         ("conv3d n=1 c=64 in=9x9x99 k=8 filter=1x1x33 stride=1x1x2 dtype=fp16 layout=ndhwc", "each from -16 to 15"),
     ],
@@ -309,7 +410,7 @@ def test_reasons(text: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
-        ({"patches": "diagonal"}, "patches=diagonal: expected square"),
+        ({"patches": "diagonal"}, "patches=diagonal: expected planes"),
         ({"block_n": 12}, "block_n=12: expected a multiple of 8"),
         ({"consumers": 5}, "consumers=5: expected 1 to 4"),
         ({"consumers": 3, "sharing": 2}, "sharing=2: expected a divisor of consumers=3"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from convgen.problem import Conv
 from convgen.strategies.cost_model import LAUNCH_SECONDS
@@ -31,8 +32,8 @@ CALL = 35
 """Cycles of a call for a box."""
 
 
-def seconds(problem: Conv, t: Tiling, target: Target) -> float:
-    """Predicted seconds of both kernels."""
+def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -> float:
+    """Predicted seconds of all kernels; `packed`: the operands that are packed first."""
     c, batch = t.c, t.g.batch_size
     tiles, split = t.tiles(batch), t.split_tiles(batch, target)
     turns: float = math.ceil((tiles - split) / t.blocks(batch, target))
@@ -43,7 +44,7 @@ def seconds(problem: Conv, t: Tiling, target: Target) -> float:
     slowed = target.peak.of(problem.dtype.value) / target.attainable.of(problem.dtype.value)
     wgmma = max(t.c.block_n / COLUMNS_PER_CYCLE, LEAST_WGMMA) * t.shared_groups * t.k_steps * c.subtiles
     step = wgmma * slowed + ALONE * (c.consumers == 1)
-    boxes = {"square": c.subtiles, "line": c.subtiles, "rows": t.most_rows, "im2col": 1}[c.patches]
+    boxes = {"rows": t.most_rows, "im2col": 1}.get(c.patches, c.subtiles)
     loaded = t.x_tiles * t.x_bytes + (0 if t.resident else t.taps * t.w_bytes)
     loads = max(loaded / BYTES_PER_CYCLE, t.x_tiles * boxes * CALL)
     # One stage is multiplied, the others are on their way.
@@ -60,4 +61,8 @@ def seconds(problem: Conv, t: Tiling, target: Target) -> float:
     total = math.hypot(cycles / target.clock_hz, dram) + LAUNCH_SECONDS
     if partial:
         total += LAUNCH_SECONDS + 2 * partial / target.attainable.bandwidth
+    for tensor, nbytes in (("x", t.g.x.nbytes), ("w", t.g.w.nbytes)):
+        if tensor in packed:
+            # Besides what the product reads in its place, the original is read and this written.
+            total += LAUNCH_SECONDS + 2 * nbytes / target.attainable.bandwidth
     return total

@@ -17,10 +17,11 @@ from convgen.gather import Gather, gather
 from convgen.plan import Buffer, Launch, Numerics, Param, Placement, Plan, WorkspaceArg
 from convgen.problem import Conv, Direction, DType, PadMode
 from convgen.space import Space
-from convgen.strategies import common, descent, operands, partial_sums, rules, wgmma_cost, wgmma_maps
+from convgen.strategies import common, descent, operands, partial_sums, rules, wgmma_cost, wgmma_maps, wgmma_sources
 from convgen.strategies import wgmma_tiling as tiling
 from convgen.strategies.implicit_gemm_tiling import EPS_ACC, STEP_BYTES
 from convgen.strategies.operands import Operand
+from convgen.strategies.wgmma_sources import ALIGNMENT, Packing, Sources, sources
 from convgen.strategies.wgmma_tiling import Tiling, WgmmaConfig
 from convgen.target import Target
 from convgen.tensor_map import MAX_BOX
@@ -34,8 +35,6 @@ START_SHAPES = ((2, 2, 1), (1, 4, 2), (1, 3, 3), (3, 1, 1))
 """Tiles, consumers and those that share a tile."""
 START_STAGES = ((2, 4), (4, 4), (6, 6), (4, 9))
 MOST_STARTS = 3
-ALIGNMENT = 16
-"""Bytes that strides of TMA's tensors are multiples of."""
 
 _TYPES = (DType.FP16, DType.BF16, DType.TF32, *common.INTEGER_DTYPES)
 
@@ -65,13 +64,13 @@ class WgmmaImplicitGemm:
         return None
 
     def space(self, problem: Conv, target: Target) -> Space:
-        g = gather(problem)
-        t = Tiling(g, _start(problem, "im2col"))
+        t = _tiling(problem, _start(problem, "im2col"))
+        g = t.g
         most = t.chunks * math.prod(a.taps for a in t.depth)
         return Space(
             WgmmaConfig,
             {
-                "patches": tuple(p for p in tiling.PATCHES if wgmma_maps.why_not(g, p) is None),
+                "patches": tuple(p for p in tiling.PATCHES if wgmma_maps.why_not(problem, p) is None),
                 "tiles": (1, 2, 3, 4),
                 "block_n": _widths(g, t),
                 "consumers": (1, 2, 3, 4),
@@ -84,11 +83,10 @@ class WgmmaImplicitGemm:
         )  # fmt: skip
 
     def check(self, problem: Conv, config: WgmmaConfig, target: Target) -> None:
-        g = gather(problem)
         c = config
         rules.one_of(c, "patches", tiling.PATCHES)
         rules.at_least_one(c)
-        reason = wgmma_maps.why_not(g, c.patches)
+        reason = wgmma_maps.why_not(problem, c.patches)
         if reason is not None:
             raise ConfigError(f"patches={c.patches}: {reason}")
         if c.consumers not in tiling.REGISTERS:
@@ -96,7 +94,8 @@ class WgmmaImplicitGemm:
                               "which with the one that loads make up a block")  # fmt: skip
         if c.consumers % c.sharing:
             raise ConfigError(f"sharing={c.sharing}: expected a divisor of consumers={c.consumers}")
-        t = Tiling(g, c)
+        t = _tiling(problem, c)
+        g = t.g
         self._check_channels(g, t)
         if c.patches == "im2col" and c.block_m > MAX_BOX:
             raise ConfigError(f"a tile of {c.block_m} positions: patches=im2col loads at most {MAX_BOX} at once")
@@ -127,7 +126,7 @@ class WgmmaImplicitGemm:
         if c.slabs > (c.tiles if t.mapped else 1):
             raise ConfigError(f"slabs={c.slabs}: expected at most {c.tiles if t.mapped else 1}, a slab for each 64 "
                               "positions whose results TMA writes")  # fmt: skip
-        rules.sums_are_strict(problem, t.mma_steps * EPS_ACC, t.q * t.g.taps)
+        rules.sums_are_strict(problem, t.mma_steps * EPS_ACC, gather(problem).q_size * g.taps)
         self._check_parts(t, target)
         rules.shared_fits("stages and results take", t.shared_bytes, target)
         positions = t.units * (problem.max_batch or g.batch_size) * t.c.block_m // t.units_of_block
@@ -173,16 +172,15 @@ class WgmmaImplicitGemm:
 
     def _starts(self, problem: Conv, target: Target) -> list[WgmmaConfig]:
         """Of configs of the shapes that win, those that are predicted best: one alone leads down into one valley."""
-        g = gather(problem)
         found: dict[WgmmaConfig, float] = {}
         for patches, width, shape, stages in itertools.product(
             tiling.PATCHES, START_WIDTHS, START_SHAPES, START_STAGES
         ):
             plain = _start(problem, patches)
-            t = Tiling(g, plain)
+            t = _tiling(problem, plain)
             start = dataclasses.replace(
                 plain,
-                block_n=plain.block_n if t.shared_groups > 1 else min(width, tiling.wgmma_columns(g.m, g.x.dtype)),
+                block_n=plain.block_n if t.shared_groups > 1 else min(width, tiling.wgmma_columns(t.g.m, t.g.x.dtype)),
                 tiles=shape[0],
                 consumers=shape[1],
                 sharing=shape[2],
@@ -200,30 +198,35 @@ class WgmmaImplicitGemm:
         return next(legal, starts[-1])
 
     def cost(self, problem: Conv, config: WgmmaConfig, target: Target) -> float:
-        return wgmma_cost.seconds(problem, Tiling(gather(problem), config), target)
+        return wgmma_cost.seconds(problem, _tiling(problem, config), sources(problem, config.patches).packed, target)
 
     def lower(self, problem: Conv, config: WgmmaConfig, target: Target) -> Plan:
-        g = gather(problem)
         c = config
-        t = Tiling(g, c)
+        found = sources(problem, c.patches)
+        g, t = found.g, Tiling(found.g, c)
         split = t.split_tiles(g.batch_size, target)
         partial = (partial_sums.stored(g),) if split else ()
-        mapped = (wgmma_maps.x_map(t), wgmma_maps.w_map(t), *((wgmma_maps.y_map(t),) if t.mapped else ()))
+        read = (wgmma_maps.x_map(t, found.place("x")), wgmma_maps.w_map(t, found.place("w")))
+        mapped = (*read, *((wgmma_maps.y_map(t),) if t.mapped else ()))
         results = (*operands.epilogue(problem), operands.y(g), *operands.runtime_batch(g))
         grid = t.blocks(g.batch_size if g.batch is not None else problem.max_batch or g.batch_size, target)
         name = common.kernel_name(problem, self.name, c)
         product = operands.launch(name, (*mapped, *partial, *results), (grid, 1, 1), (c.threads, 1, 1), t.shared_bytes)
         reduce = _reduce(problem, t, target, results)
-        launches = (product, reduce) if partial else (product,)
+        packings = wgmma_sources.packings(problem, found, self.name, c)
+        launches = (*(p.launch for p in packings.values()), product, *((reduce,) if partial else ()))
         return Plan(
             problem, self.name, c, target,
             template=self.template,
-            constants=_constants(problem, t, target, product, reduce),
+            constants=_constants(problem, t, target, product, reduce, packings),
             kernels=tuple(launch.kernel for launch in launches),
             steps=launches,
-            workspace=(Buffer("partial", c.split_k * split * t.part_bytes),) if partial else (),
-            alignment=_alignment(t),
-            placements=_placements(t),
+            workspace=(
+                *wgmma_sources.workspace(found),
+                *((Buffer("partial", c.split_k * split * t.part_bytes),) if partial else ()),
+            ),
+            alignment=_alignment(t) | wgmma_sources.alignment(packings),
+            placements=_placements(t, found),
             numerics=_numerics(problem, t),
             name=name,
         )  # fmt: skip
@@ -240,30 +243,11 @@ def _not_expressible(problem: Conv) -> str | None:
         return "there is nothing to multiply; direct writes what is left"
     if g.pad_mode is not PadMode.ZEROS:
         return f"pad_mode={g.pad_mode.value}: TMA fills what lies outside x with zeros"
-    dense = g.x_q == 1 and g.w_q == 1 and g.y_m == 1
-    if not dense:
-        return f"layout={problem.layout.text(problem.nd)}: TMA and wgmma take channels as neighbours, so channels-last"
-    item = g.x.dtype.itemsize
-    if problem.c * item % ALIGNMENT or g.q_size * item % ALIGNMENT:
-        group = f" (of a group {g.q_size})" if g.groups > 1 else ""
-        return (f"a pixel's {problem.c} channels{group} are no multiple of {ALIGNMENT} bytes, as TMA's strides are; "
-                "implicit_gemm covers it")  # fmt: skip
-    if g.groups > 1:
-        return _groups_not_expressible(g)
-    return None
+    return wgmma_sources.why_not(g)
 
 
-def _groups_not_expressible(g: Gather) -> str | None:
-    nbytes = g.q_size * g.x.dtype.itemsize
-    if nbytes % tiling.LINE_BYTES and (nbytes > tiling.LINE_BYTES or nbytes % STEP_BYTES):
-        return (f"a group's {g.q_size} channels are no whole lines of {tiling.LINE_BYTES} bytes and no part of one in "
-                f"steps of {STEP_BYTES}: the next group's would be multiplied by zeros; implicit_gemm covers "
-                "it")  # fmt: skip
-    t = Tiling(g, tiling.least("im2col"))
-    if t.shared_groups > 1 and g.m != tiling.wgmma_columns(g.m, g.x.dtype):
-        return (f"{t.shared_groups} groups share a line of {tiling.LINE_BYTES} bytes, and wgmma makes no {g.m} "
-                "channels for each; implicit_gemm covers it")  # fmt: skip
-    return None
+def _tiling(problem: Conv, config: WgmmaConfig) -> Tiling:
+    return Tiling(sources(problem, config.patches).g, config)
 
 
 def _widths(g: Gather, t: Tiling) -> tuple[int, ...]:
@@ -276,8 +260,8 @@ def _widths(g: Gather, t: Tiling) -> tuple[int, ...]:
 
 
 def _start(problem: Conv, patches: str) -> WgmmaConfig:
-    g = gather(problem)
-    t = Tiling(g, WgmmaConfig(patches, 1, 8, 1, 1, 2, 2, 1, 1))
+    t = _tiling(problem, tiling.least(patches))
+    g = t.g
     width = g.m if t.shared_groups > 1 else min(tiling.wgmma_columns(g.m, g.x.dtype), 64)
     return WgmmaConfig(patches, 1, width, 1, 1, 2, min(2, t.w_tiles), 1, 1)
 
@@ -312,11 +296,13 @@ _SHARED_CONSTANTS = (
         "m",
         "q",
     ),
-    *("axes", "y_batch", "epilogue", "epilogue_params", "activation", "slope", "accumulate", "value_t"),
+    *("axes", "y_batch", "y_m", "epilogue", "epilogue_params", "activation", "slope", "accumulate", "value_t"),
 )
 
 
-def _constants(problem: Conv, t: Tiling, target: Target, product: Launch, reduce: Launch) -> dict[str, Any]:
+def _constants(
+    problem: Conv, t: Tiling, target: Target, product: Launch, reduce: Launch, packings: dict[str, Packing]
+) -> dict[str, Any]:
     g, c = t.g, t.c
     shared = common.gather_constants(problem, g)
     return {name: shared[name] for name in _SHARED_CONSTANTS} | {
@@ -370,10 +356,13 @@ def _constants(problem: Conv, t: Tiling, target: Target, product: Launch, reduce
         "mapped": t.mapped,
         "slabs": c.slabs,
         "slab_bytes": t.slab_bytes,
+        "channels_first": t.channels_first,
+        "y_run": t.y_run,
         "y_line": t.y_line,
         "y_swizzle": t.y_swizzle.value,
+        "packings": packings,
         "reads_y": problem.accumulate or "residual" in problem.epilogue.operands,
-        "pairs": g.m % 2 == 0,
+        "pairs": g.m % 2 == 0 and not t.channels_first,
         "registers": tiling.REGISTERS[c.consumers],
     }
 
@@ -394,16 +383,20 @@ def _numerics_text(problem: Conv, c: WgmmaConfig) -> str:
 
 
 def _alignment(t: Tiling) -> dict[str, int]:
+    if t.channels_first:
+        run = t.y_run if t.staged else 1
+        return {t.g.y.name: ALIGNMENT if t.mapped else run * t.g.y.dtype.itemsize}
     if t.staged:
         return {t.g.y.name: ALIGNMENT}
     return {t.g.y.name: 2 * t.g.y.dtype.itemsize} if t.g.m % 2 == 0 else {}
 
 
-def _placements(t: Tiling) -> tuple[Placement, ...]:
+def _placements(t: Tiling, found: Sources) -> tuple[Placement, ...]:
     g, c = t.g, t.c
     x_why = "the halo of a tile of results, once for all its taps" if t.is_halo else "the pixels that a tap meets"
     w_why = "all of a block's channels, loaded once" if t.resident else "a tap at a time, for the channels of a tile"
     return (
+        *wgmma_sources.placements(found),
         Placement(g.x.name, "shared", c.x_stages * t.x_bytes, f"{c.x_stages} stages: {x_why}"),
         Placement(g.w.name, "shared", c.w_stages * t.w_bytes, f"{c.w_stages} tiles: {w_why}"),
         Placement(

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from convgen.errors import UsageError
-from convgen.gather import Gather
-from convgen.plan import Param, TensorArg, TensorMapArg, batch_extent
+from convgen.gather import Gather, gather
+from convgen.plan import Param, TensorArg, TensorMapArg, WorkspaceArg, batch_extent
+from convgen.problem import Conv
+from convgen.strategies import wgmma_sources
 from convgen.strategies import wgmma_tiling as tiling
 from convgen.strategies.operands import Operand
 from convgen.strategies.wgmma_tiling import Tiling
 from convgen.tensor_map import MAX_BOX, Im2colMap, Swizzle, TensorMap
 
 
-def why_not(g: Gather, patches: str) -> str | None:
+def why_not(problem: Conv, patches: str) -> str | None:
     """Why pixels cannot come that way; None if they can."""
+    if patches == tiling.PLANES:
+        return wgmma_sources.not_planes(gather(problem))
+    g = wgmma_sources.sources(problem, patches).g
     t = Tiling(g, tiling.least(patches))
     if patches == "im2col":
         try:
@@ -37,10 +42,11 @@ def why_not(g: Gather, patches: str) -> str | None:
     return None
 
 
-def x_map(t: Tiling) -> Operand:
+def x_map(t: Tiling, source: TensorArg | WorkspaceArg) -> Operand:
     g = t.g
-    found = _im2col_map(t) if t.c.patches == "im2col" else _halo_map(t)
-    arg = TensorMapArg(TensorArg(g.x.name), found, outermost=batch_extent(1) if g.batch is None else None)
+    makers = {"im2col": _im2col_map, tiling.PLANES: _planes_map}
+    found = makers.get(t.c.patches, _halo_map)(t)
+    arg = TensorMapArg(source, found, outermost=batch_extent(1) if g.batch is None else None)
     return Param("x", "const __grid_constant__ TensorMap"), arg
 
 
@@ -59,6 +65,13 @@ def _halo_map(t: Tiling) -> TensorMap:
     return TensorMap(t.g.x.dtype, extents, strides, box, swizzle=Swizzle.B128)
 
 
+def _planes_map(t: Tiling) -> TensorMap:
+    g = t.g
+    item = g.x.dtype.itemsize
+    extents, strides = (g.out, g.x.shape[1], g.batch_size), (g.x_q * item, g.x_batch * item)
+    return TensorMap(g.x.dtype, extents, strides, (tiling.ROWS, t.line, 1), swizzle=Swizzle.B128)
+
+
 def _im2col_map(t: Tiling) -> Im2colMap:
     extents, strides = _x_tensor(t.g)
     axes = tuple(reversed(t.g.axes))
@@ -73,13 +86,13 @@ def _im2col_map(t: Tiling) -> Im2colMap:
     )  # fmt: skip
 
 
-def w_map(t: Tiling) -> Operand:
+def w_map(t: Tiling, source: TensorArg | WorkspaceArg) -> Operand:
     g = t.g
     item = g.w.dtype.itemsize
     extents = (g.q_size, g.taps, g.groups * g.m)
     strides = (g.q_size * item, g.w_m * item)
     found = TensorMap(g.w.dtype, extents, strides, (t.w_line, 1, t.w_rows), swizzle=t.w_swizzle)
-    return Param("w", "const __grid_constant__ TensorMap"), TensorMapArg(TensorArg(g.w.name), found)
+    return Param("w", "const __grid_constant__ TensorMap"), TensorMapArg(source, found)
 
 
 def y_map(t: Tiling) -> Operand:
@@ -87,10 +100,16 @@ def y_map(t: Tiling) -> Operand:
     g = t.g
     item = g.y.dtype.itemsize
     channels = g.groups * g.m
-    if t.c.patches == "im2col":
-        extents: tuple[int, ...] = (channels, g.batch_size * g.out)
-        strides: tuple[int, ...] = (channels * item,)
-        box: tuple[int, ...] = (t.y_line, tiling.ROWS)
+    if t.channels_first:
+        axes = tuple(reversed(g.axes))
+        extents: tuple[int, ...] = (*(a.out for a in axes), channels, g.batch_size)
+        strides: tuple[int, ...] = tuple(item * s for s in (*(a.y_stride for a in axes[1:]), g.y_m, g.y_batch))
+        box: tuple[int, ...] = (tiling.ROWS, *(1 for _ in axes[1:]), t.w_rows, 1)
+        outermost = batch_extent(1)
+    elif t.c.patches == "im2col":
+        extents = (channels, g.batch_size * g.out)
+        strides = (channels * item,)
+        box = (t.y_line, tiling.ROWS)
         outermost = batch_extent(g.out)
     else:
         axes = tuple(reversed(g.axes))

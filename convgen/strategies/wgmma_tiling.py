@@ -12,8 +12,9 @@ import math
 from dataclasses import dataclass
 
 from convgen.gather import Axis, Gather
-from convgen.problem import DType
+from convgen.problem import DType, Layout
 from convgen.space import Config
+from convgen.strategies import common
 from convgen.strategies.implicit_gemm_tiling import STEP_BYTES
 from convgen.target import Target
 from convgen.tensor_map import Swizzle
@@ -38,7 +39,12 @@ MAX_MBARRIERS = 64
 EPS_TF32 = 2.0**-10
 """Of an operand in fp32: TMA copies it as it is, and wgmma leaves out the last 13 of its bits, so it is cut."""
 
-PATCHES = ("square", "line", "rows", "im2col")
+PLANES = "planes"
+PATCHES = (PLANES, "square", "line", "rows", "im2col")
+BOXES = (PLANES, "square", "line")
+"""Those whose subtiles are boxes of x."""
+PIECE = 8
+"""Results of two bytes that are stored at a time."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,8 @@ class WgmmaConfig(Config):
 
     patches: str
     """How pixels come: "square" and "line", the halo of each 8 x 8 or 1 x 64 results; "rows", that of results in a row
-    over the ends of rows and images; "im2col", for every tap those it meets."""
+    over the ends of rows and images; "im2col", for every tap those it meets; "planes", of a channels-first x, for a
+    filter of one tap, 64 positions of each channel."""
     tiles: int
     """Times 64 positions: those of a warpgroup."""
     block_n: int
@@ -92,7 +99,7 @@ def least(patches: str) -> WgmmaConfig:
 
 @dataclass(frozen=True)
 class Tiling:
-    """A gather (fprop, channels-last) and a config."""
+    """A gather (fprop, x and w channels-last but where patches are planes) and a config."""
 
     g: Gather
     c: WgmmaConfig
@@ -233,7 +240,7 @@ class Tiling:
 
     @property
     def units_of_block(self) -> int:
-        return self.c.subtiles if self.c.patches in ("square", "line") else self.c.block_m
+        return self.c.subtiles if self.c.patches in BOXES else self.c.block_m
 
     @property
     def channel_tiles(self) -> int:
@@ -245,7 +252,7 @@ class Tiling:
     @property
     def subtile_lines(self) -> int:
         """Lines from one subtile's pixels to the next's."""
-        return math.prod(self.box) if self.c.patches in ("square", "line") else ROWS
+        return math.prod(self.box) if self.c.patches in BOXES else ROWS
 
     @property
     def x_lines(self) -> int:
@@ -268,19 +275,47 @@ class Tiling:
         return -(-whole // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
 
     @property
+    def channels_first(self) -> bool:
+        """Whether the results of a channel, not those of a position, are neighbours."""
+        return self.g.y.layout is Layout.CHANNELS_FIRST
+
+    @property
+    def whole(self) -> bool:
+        """Whether no tile reaches into the next group's channels."""
+        return self.g.groups == 1 or self.shared_groups > 1 or self.g.m % self.c.block_n == 0
+
+    @property
     def staged(self) -> bool:
         """Whether results leave through shared memory: those of two bytes, in rows of a multiple of 16 bytes."""
-        whole = self.g.groups == 1 or self.shared_groups > 1 or self.g.m % self.c.block_n == 0
-        return self.g.y.dtype.itemsize == 2 and self.g.groups * self.g.m % 8 == 0 and whole
+        if self.g.y.dtype.itemsize != 2 or self.channels_first:
+            return self.g.y.dtype.itemsize == 2
+        return self.g.groups * self.g.m % 8 == 0 and self.whole
 
     @property
     def mapped(self) -> bool:
         """Whether TMA writes them: positions in a row over the ends of rows are no box."""
+        if self.channels_first:
+            is_line = self.c.patches in BOXES and self.square[-1] == ROWS
+            return self.staged and is_line and self.y_run == PIECE and self.whole
         return self.staged and self.c.patches != "rows"
 
     @property
+    def y_run(self) -> int:
+        """Of channels-first results, neighbours that all lie in one row of y, at a multiple of their size, or none."""
+        match self.c.patches:
+            case "im2col":
+                row = self.g.out
+            case "rows":
+                row = math.gcd(self.pitch[-1], self.inner[-1].out)
+            case _:
+                row = self.inner[-1].out
+        return common.power_dividing(row, PIECE)
+
+    @property
     def y_line(self) -> int:
-        """Result channels of a line of a slab: the longest that a swizzle has, or all of them."""
+        """Elements of a line of a slab: channels, of the longest that a swizzle has, or all of them; or positions."""
+        if self.channels_first:
+            return ROWS
         item: int = self.g.y.dtype.itemsize
         for swizzle in (Swizzle.B128, Swizzle.B64, Swizzle.B32):
             if self.w_rows * item % swizzle.value == 0:

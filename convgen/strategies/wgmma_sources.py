@@ -1,0 +1,230 @@
+"""Where the product of `wgmma_implicit_gemm` reads x and w: where they lie, or packed in the workspace.
+
+TMA copies boxes whose innermost elements are neighbours and whose other strides are multiples of 16 bytes, and a line
+of shared memory holds channels of one group only. What lies otherwise a kernel before the product packs: channels last,
+those of each group followed by zeros. That of w depends on the weights alone. Of channels-first problems with one tap x
+is also read as it lies, the positions of a channel as neighbours ("planes").
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from convgen.gather import Axis, Gather, gather
+from convgen.plan import Buffer, Launch, Param, Placement, TensorArg, WorkspaceArg
+from convgen.problem import Conv, Layout
+from convgen.space import Config
+from convgen.strategies import common, operands
+from convgen.strategies import wgmma_tiling as tiling
+from convgen.strategies.implicit_gemm_tiling import STEP_BYTES
+from convgen.tensor_map import MAX_BOX
+
+ALIGNMENT = 16
+"""Bytes that strides of TMA's tensors are multiples of."""
+MAX_PADDING = 4
+"""Times the channels of a group that are packed."""
+THREADS = 256
+"""Threads a block of the kernels that pack."""
+MAX_RUN = 8
+"""Positions that a thread of them takes."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The gather that the product computes, and which of "x" and "w" are packed before."""
+
+    g: Gather
+    packed: frozenset[str]
+
+    def place(self, tensor: str) -> TensorArg | WorkspaceArg:
+        return WorkspaceArg(_packed(tensor)) if tensor in self.packed else TensorArg(tensor)
+
+
+@functools.lru_cache(maxsize=512)
+def sources(problem: Conv, patches: str) -> Sources:
+    """What the product reads whose pixels come that way."""
+    g = gather(problem)
+    channels = packed_channels(g)
+    first = problem.layout is Layout.CHANNELS_FIRST
+    padded = channels != g.q_size
+    planes = patches == tiling.PLANES and not_planes(g) is None
+    packs = {"x": (first or padded) and not planes, "w": padded or (first and g.taps > 1)}
+    packed = frozenset(tensor for tensor, is_packed in packs.items() if is_packed)
+    if not first and not packed:
+        return Sources(g, packed)
+    changed = gather(dataclasses.replace(problem, c=g.groups * channels, layout=Layout.CHANNELS_LAST))
+    kept = ["y", "y_batch", "y_group", "y_m"]
+    if planes:
+        kept += ["x", "x_batch", "x_group", "x_q"]
+        axes: tuple[Axis, ...] = (_plane(g, channels),)
+    else:
+        pairs = zip(changed.axes, g.axes, strict=True)
+        axes = tuple(dataclasses.replace(axis, y_stride=own.y_stride) for axis, own in pairs)
+    return Sources(dataclasses.replace(changed, axes=axes, **{name: getattr(g, name) for name in kept}), packed)
+
+
+def _plane(g: Gather, channels: int) -> Axis:
+    """All axes as one, which a filter of one tap does not tell apart."""
+    extents = {"out": g.out, "source": g.out, "taps": 1, "step": 1, "offset": 0, "spread": 1, "divisor": 1}
+    return Axis("w", **extents, pad_lo=0, pad_hi=0, x_stride=1, w_stride=channels, y_stride=1)
+
+
+def not_planes(g: Gather) -> str | None:
+    """Why x cannot be read channels-first; None if it can."""
+    if g.x.layout is not Layout.CHANNELS_FIRST:
+        return "the positions of a channel are neighbours in channels-first layouts only"
+    if g.x.dtype.itemsize != 2:
+        return f"positions along the rows of an operand: wgmma takes 16-bit types so, not {g.x.dtype.value}"
+    if any((a.taps, a.step, a.pad_lo, a.pad_hi) != (1, 1, 0, 0) for a in g.axes):
+        return "expected one tap, stride 1 and no padding: others meet shifted positions"
+    if g.out * g.x.dtype.itemsize % ALIGNMENT:
+        return f"a channel's {g.out} positions are no multiple of {ALIGNMENT} bytes, as TMA's strides are"
+    if g.groups > 1 and packed_channels(g) != g.q_size:
+        return f"a group's {g.q_size} channels are to be padded, x is not"
+    return None
+
+
+# --- channels ----------------------------------------------------------------------------------------
+
+
+def packed_channels(g: Gather) -> int:
+    """Channels of a group that the product reads: as many as there are, or the fewest more that it can."""
+    item = g.x.dtype.itemsize
+    if g.groups == 1:
+        return _up_to_multiple(g.q_size, ALIGNMENT // item)
+    step, line = STEP_BYTES // item, tiling.LINE_BYTES // item
+    whole = _up_to_multiple(g.q_size, line)
+    parts = range(_up_to_multiple(g.q_size, step), line, step)
+    return next((q for q in parts if _is_part_of_line(g, q, line)), whole)
+
+
+def _is_part_of_line(g: Gather, q: int, line: int) -> bool:
+    """Whether the product can tell a group of so many channels from others in its line."""
+    shared = math.gcd(line // q, g.groups) if line % q == 0 else 1
+    return shared == 1 or (g.m == tiling.wgmma_columns(g.m, g.x.dtype) and shared * g.m <= MAX_BOX)
+
+
+def why_not(g: Gather) -> str | None:
+    """Why the channels cannot be packed; None if they can, or need not."""
+    channels = packed_channels(g)
+    if g.groups > 1 and channels > MAX_PADDING * g.q_size:
+        return (f"a group's {g.q_size} channels would be padded to {channels}, for lines of {tiling.LINE_BYTES} bytes "
+                f"or parts of one in steps of {STEP_BYTES}; others take them as they are")  # fmt: skip
+    return None
+
+
+def _up_to_multiple(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+# --- the kernels that pack ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What the template is told of a kernel that packs a tensor of `q` channels a group."""
+
+    launch: Launch
+    itemsize: int
+    q: int
+    run: int
+    """Neighbouring elements that a load takes: positions of channels-first x, else channels."""
+    along: int
+    """Positions that a thread takes."""
+    lanes: int
+    """Of a warp, those along the positions."""
+    positions: int
+    """Of an image or, of w, taps."""
+    outer_stride: int
+    """From one image, or result channel, to the next; like the others in elements of the tensor."""
+    q_stride: int
+    position_stride: int
+
+
+def packings(problem: Conv, found: Sources, strategy: str, config: Config) -> dict[str, Packing]:
+    """The kernels that fill what the product reads, by tensor."""
+    makers = {"w": _w_packing, "x": _x_packing}
+    return {
+        tensor: make(problem, found.g, common.kernel_name(problem, strategy, config, f"pack_{tensor}"))
+        for tensor, make in makers.items()
+        if tensor in found.packed
+    }
+
+
+def _x_packing(problem: Conv, product: Gather, name: str) -> Packing:
+    g = gather(problem)
+    positions = math.prod(axis.source for axis in g.axes)
+    first = problem.layout is Layout.CHANNELS_FIRST
+    item = g.x.dtype.itemsize
+    piece = ALIGNMENT // item
+    run = common.power_dividing(positions if first else math.gcd(g.q_size, piece), MAX_RUN if first else piece)
+    along = run if first else 1
+    lanes = 16 if along * item <= 2 else 8
+    pieces = product.groups * product.q_size // piece
+    warps = -(-positions // (lanes * along)) * -(-pieces // (32 // lanes))
+    blocks = common.per_batch(g, g.batch_size * warps, by=THREADS // 32)
+    taken = (operands.x(g), _stored(product.x.dtype.ctype, "x"), *operands.runtime_batch(g))
+    return Packing(
+        operands.launch(name, taken, (blocks, 1, 1), (THREADS, 1, 1)),
+        itemsize=item,
+        q=g.q_size,
+        run=run,
+        along=along,
+        lanes=lanes,
+        positions=positions,
+        outer_stride=g.x_batch,
+        q_stride=g.x_q,
+        position_stride=1 if first else g.x.shape[1],
+    )
+
+
+def _w_packing(problem: Conv, product: Gather, name: str) -> Packing:
+    g = gather(problem)
+    first = problem.layout is Layout.CHANNELS_FIRST
+    blocks = -(-g.channels * g.taps * product.q_size // THREADS)
+    taken = (operands.w(g), _stored(product.w.dtype.ctype, "w"))
+    return Packing(
+        operands.launch(name, taken, (blocks, 1, 1), (THREADS, 1, 1)),
+        itemsize=g.w.dtype.itemsize,
+        q=g.q_size,
+        run=1,
+        along=1,
+        lanes=1,
+        positions=g.taps,
+        outer_stride=g.w_m,
+        q_stride=g.w_q,
+        position_stride=1 if first else g.q_size,
+    )
+
+
+def _stored(ctype: str, tensor: str) -> operands.Operand:
+    return Param(_packed(tensor), f"{ctype}*"), WorkspaceArg(_packed(tensor))
+
+
+def workspace(found: Sources) -> tuple[Buffer, ...]:
+    g = found.g
+    sizes = {"w": g.w.nbytes, "x": common.per_batch(g, g.x.nbytes)}
+    return tuple(Buffer(_packed(tensor), nbytes) for tensor, nbytes in sizes.items() if tensor in found.packed)
+
+
+def alignment(found: Mapping[str, Packing]) -> dict[str, int]:
+    """What the loads of x rely on, in bytes."""
+    return {"x": found["x"].run * found["x"].itemsize} if "x" in found else {}
+
+
+def placements(found: Sources) -> tuple[Placement, ...]:
+    g = found.g
+    packed = ((g.w, "made from w alone"), (g.x, "written once, then read as x"))
+    return tuple(
+        Placement(f"packed {tensor.name}", "global", tensor.nbytes, f"workspace, channels as neighbours: {why}")
+        for tensor, why in packed
+        if tensor.name in found.packed
+    )
+
+
+def _packed(tensor: str) -> str:
+    return f"packed_{tensor}"

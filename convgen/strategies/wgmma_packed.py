@@ -42,7 +42,6 @@ MAX_STEPS = 32
 """Steps of a panel, whose loads are written out."""
 MAX_RUN_WORDS = MAX_STEPS * tiling.STEP_WORDS
 PACK_THREADS = 256
-ALIGNMENT = 16
 OTHER_REGISTERS = 40
 """That a consumer needs beside its sums, its words and where those lie."""
 START_WIDTHS = (64, 128, 256)
@@ -111,8 +110,8 @@ class WgmmaPacked:
             raise ConfigError(f"sharing={c.sharing}: expected a divisor of consumers={c.consumers}")
         t = PackedTiling(g, c)
         if c.vector not in tiling.VECTORS or c.vector > t.most_vector:
-            raise ConfigError(f"vector={c.vector}: expected 1, 2 or 4, and at most {t.most_vector}, which the pixels of "
-                              "all results and runs lie multiples of apart")  # fmt: skip
+            raise ConfigError(f"vector={c.vector}: expected 1, 2 or 4, and at most {t.most_vector}: all results and "
+                              "runs begin at multiples of it")  # fmt: skip
         if t.most_panel % c.panel:
             raise ConfigError(f"panel={c.panel}: expected a divisor of the {t.most_panel} that there are")
         if c.block_n > MAX_BOX or c.block_n != wgmma_tiling.wgmma_columns(c.block_n, g.x.dtype):
@@ -219,7 +218,7 @@ class WgmmaPacked:
             kernels=tuple(launch.kernel for launch in launches),
             steps=launches,
             workspace=() if t.resident else (Buffer("packed", _packed_words(t) * tiling.WORD_BYTES),),
-            alignment=_alignment(t),
+            alignment={g.y.name: t.results.alignment},
             placements=_placements(t),
             numerics=_numerics(problem, t),
             name=name,
@@ -239,8 +238,6 @@ def _not_expressible(problem: Conv) -> str | None:
         return f"pad_mode={g.pad_mode.value}: TMA fills what lies outside x with zeros"
     if g.groups > 1:
         return f"{g.groups} groups: the channels of one are no neighbours of those of the next tap; direct covers it"
-    if g.y_m != 1:
-        return f"layout={problem.layout.text(problem.nd)}: results of channels-last tensors alone are written yet"
     t = PackedTiling(g, _start(g, _widths(g)[0], 1))
     if t.run_words > MAX_RUN_WORDS:
         return (f"a row of the filter has {t.run} neighbours, more than the {MAX_RUN_WORDS * t.elements} that are "
@@ -303,8 +300,8 @@ def _packed_words(t: PackedTiling) -> int:
 
 def _w_map(t: PackedTiling) -> Operand:
     line = wgmma_tiling.LINE_BYTES // t.item
-    found = TensorMap(t.g.w.dtype, (t.w_tiles * line, t.g.m), (t.w_tiles * wgmma_tiling.LINE_BYTES,), (line, t.c.block_n),
-                      swizzle=Swizzle.B128)  # fmt: skip
+    extents, strides = (t.w_tiles * line, t.g.m), (t.w_tiles * wgmma_tiling.LINE_BYTES,)
+    found = TensorMap(t.g.w.dtype, extents, strides, (line, t.c.block_n), swizzle=Swizzle.B128)
     return Param("w_map", "const __grid_constant__ TensorMap"), TensorMapArg(WorkspaceArg("packed"), found)
 
 
@@ -321,8 +318,8 @@ def _pack(problem: Conv, t: PackedTiling) -> Launch:
 
 _SHARED_CONSTANTS = (
     *("problem", "direction", "x_name", "w_name", "y_name", "type_headers", "in_t", "out_t", "offset_t", "batch", "m"),
-    *("q", "axes", "x_batch", "x_q", "y_batch", "epilogue", "epilogue_params", "activation", "slope", "accumulate"),
-    "value_t",
+    *("q", "axes", "x_batch", "x_q", "y_batch", "y_m", "epilogue", "epilogue_params", "activation", "slope"),
+    *("accumulate", "value_t"),
 )  # fmt: skip
 
 
@@ -386,14 +383,16 @@ def _constants(problem: Conv, t: PackedTiling, product: Launch, pack: Launch) ->
         "w_at": t.w_at,
         "staging_at": t.staging_at,
         "barriers_at": t.barriers_at,
-        "staged": results.mapped,
+        "staged": results.staged,
         "mapped": results.mapped,
         "slabs": c.slabs,
         "slab_bytes": results.slab_bytes,
         "y_line": results.line,
         "y_swizzle": results.swizzle.value,
+        "channels_first": results.channels_first,
+        "y_run": results.run,
         "reads_y": problem.accumulate or "residual" in problem.epilogue.operands,
-        "pairs": g.m % 2 == 0,
+        "pairs": g.m % 2 == 0 and not results.channels_first,
         "registers": t.registers,
     }
 
@@ -406,12 +405,6 @@ def _numerics_text(problem: Conv) -> str:
     if problem.dtype.is_integer:
         return common.exact_text(problem)
     return "exact products, sums in fp32 as tensor cores cut them, in the order of the terms."
-
-
-def _alignment(t: PackedTiling) -> dict[str, int]:
-    if t.results.mapped:
-        return {t.g.y.name: ALIGNMENT}
-    return {t.g.y.name: 2 * t.g.y.dtype.itemsize} if t.g.m % 2 == 0 else {}
 
 
 def _placements(t: PackedTiling) -> tuple[Placement, ...]:

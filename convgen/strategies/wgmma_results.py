@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from convgen.gather import Gather
 from convgen.plan import Param, TensorArg, TensorMapArg, batch_extent
+from convgen.problem import Layout
+from convgen.strategies import common
 from convgen.strategies.operands import Operand
-from convgen.strategies.wgmma_tiling import LINE_BYTES, ROWS
+from convgen.strategies.wgmma_tiling import LINE_BYTES, PIECE, ROWS
 from convgen.tensor_map import Swizzle, TensorMap
+
+TMA_ALIGNMENT = 16
+"""Bytes that what TMA and threads write in pieces begins at a multiple of."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +31,30 @@ class Results:
         return self.g.y.dtype.itemsize
 
     @property
+    def channels_first(self) -> bool:
+        """Whether the results of a channel, not those of a position, are neighbours."""
+        return self.g.y.layout is Layout.CHANNELS_FIRST
+
+    @property
+    def staged(self) -> bool:
+        """Whether they leave through shared memory: those of two bytes, of channels-last in rows of whole pieces."""
+        return self.item == 2 and (self.channels_first or self.g.m % PIECE == 0)
+
+    @property
     def mapped(self) -> bool:
-        """Whether TMA writes them: those of two bytes, in rows of a multiple of 16 bytes."""
-        return self.item == 2 and self.g.m % 8 == 0
+        """Whether TMA writes them: of channels-first results 64 that lie in a row."""
+        return self.staged and (not self.channels_first or (self.square[-1] == ROWS and self.run == PIECE))
+
+    @property
+    def run(self) -> int:
+        """Of channels-first results, neighbours that all lie in one row of y, at a multiple of their size, or none."""
+        return common.power_dividing(math.gcd(self.square[-1], self.g.axes[-1].out), PIECE)
 
     @property
     def line(self) -> int:
-        """Channels of a line of a slab: the longest that a swizzle has, or all of them."""
+        """Elements of a line of a slab: channels, of the longest that a swizzle has, or all of them; or positions."""
+        if self.channels_first:
+            return ROWS
         for swizzle in (Swizzle.B128, Swizzle.B64, Swizzle.B32):
             if self.channels * self.item % swizzle.value == 0:
                 return int(swizzle.value) // self.item
@@ -44,16 +67,31 @@ class Results:
 
     @property
     def slab_bytes(self) -> int:
-        return ROWS * self.channels * self.item if self.mapped else 0
+        return ROWS * self.channels * self.item if self.staged else 0
+
+    @property
+    def alignment(self) -> int:
+        """Bytes that the start of y is a multiple of."""
+        if self.mapped:
+            return TMA_ALIGNMENT
+        if self.channels_first:
+            return (self.run if self.staged else 1) * self.item
+        return TMA_ALIGNMENT if self.staged else (2 - self.g.m % 2) * self.item
 
     def map(self) -> Operand:
         """Of y, as the positions lie in it."""
         g = self.g
         axes = tuple(reversed(g.axes))
-        extents = (g.m, *(a.out for a in axes), g.batch_size)
-        strides = (*(a.y_stride * self.item for a in axes), g.y_batch * self.item)
-        ones = (1,) * (len(axes) - len(self.square) + 1)
-        found = TensorMap(g.y.dtype, extents, strides, (self.line, *reversed(self.square), *ones), swizzle=self.swizzle)
+        ones = (1,) * (len(axes) - len(self.square))
+        if self.channels_first:
+            extents: tuple[int, ...] = (*(a.out for a in axes), g.m, g.batch_size)
+            steps: tuple[int, ...] = (*(a.y_stride for a in axes[1:]), g.y_m, g.y_batch)
+            box: tuple[int, ...] = (*reversed(self.square), *ones, self.channels, 1)
+        else:
+            extents = (g.m, *(a.out for a in axes), g.batch_size)
+            steps = (*(a.y_stride for a in axes), g.y_batch)
+            box = (self.line, *reversed(self.square), *ones, 1)
+        found = TensorMap(g.y.dtype, extents, tuple(step * self.item for step in steps), box, swizzle=self.swizzle)
         outermost = batch_extent(1) if g.batch is None else None
         return (
             Param("y_map", "const __grid_constant__ TensorMap"),

@@ -185,6 +185,40 @@ def test_operands_of_tf32_are_cut_not_rounded() -> None:
     assert 2 * 2**-11 < (exact - 8) / exact < 2 * plan.numerics.eps_in
 
 
+# --- results of four bytes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slabs", [0, 1, 2])
+@pytest.mark.parametrize("patches", PATCHES)
+@pytest.mark.parametrize("k", [48, 20])
+def test_results_of_four_bytes(patches: str, slabs: int, k: int) -> None:
+    changes = config(patches=patches, block_n=48 if k == 48 else 24, tiles=2, slabs=min(slabs, 1 + (patches != "rows")))
+    for what in ("dtype=fp16 out_dtype=fp32 epilogue=bias+relu", "dtype=tf32 epilogue=residual", "dtype=int8"):
+        require_right(f"conv2d n=2 c=32 in=9x13 k={k} filter=3x3 pad=1 layout=nhwc {what}", changes)
+
+
+@pytest.mark.parametrize("slabs", [0, 1])
+def test_integers_are_added_to_those_that_fp32_does_not_hold(slabs: int) -> None:
+    problem = Conv.parse("conv1d n=1 c=32 in=64 k=8 filter=1 dtype=int8 layout=nlc accumulate=yes")
+    plan = lower(problem, STRATEGY, config(patches="im2col", block_n=8, w_stages=1, slabs=slabs), TARGET)
+    inputs = {"x": np.ones((1, 32, 64), np.int8), "w": np.ones((8, 32, 1), np.int8)}
+    y = np.full((1, 8, 64), (1 << 24) + 1, np.int32)
+    build([plan], [render(plan)])[0].run(inputs, {"y": y})
+    assert set(y.ravel().tolist()) == {(1 << 24) + 33}
+
+
+def test_pairs_of_four_bytes_meet_in_two_banks_at_most() -> None:
+    """Eight rows of 32 bytes: with the swizzle, two of each four in the same banks."""
+    problem = Conv.parse("conv2d n=1 c=32 in=16x16 k=64 filter=3x3 pad=1 dtype=tf32 layout=nhwc")
+    report, _ = run(problem, config(block_n=64), TARGET)
+    [site] = [
+        site for site in report.report.counters.sites
+        if site.space == "shared" and site.is_write and any("swizzled" in line.text for line in site.place)
+    ]  # fmt: skip
+    assert site.bytes == 4 * 16 * 16 * 64
+    assert site.efficiency == 0.5
+
+
 # --- rings ------------------------------------------------------------------------------------------------
 
 
@@ -420,6 +454,7 @@ def test_reasons(text: str, reason: str) -> None:
         ({"tiles": 4, "block_n": 256}, "512 sums of a thread"),
         ({"consumers": 3, "block_n": 208}, "one wgmma names 104 sums"),
         ({"slabs": 2}, "slabs=2: expected at most 1"),
+        ({"slabs": 0}, "slabs=0: expected at least 1"),
         ({"split_k": 3}, "split_k=3: 2 panels leave a part with none"),
         ({"split_k": 2, "w_stages": 18}, "which those of split_k=2 parts do not"),
         ({"patches": "im2col", "tiles": 3, "consumers": 2, "sharing": 2}, "patches=im2col loads at most 256"),

@@ -32,11 +32,12 @@ def one_of(config: Config, field: str, allowed: tuple[str, ...]) -> None:
         raise ConfigError(f"{field}={value}: expected {', '.join(allowed[:-1])} or {allowed[-1]}")
 
 
-def at_least_one(config: Config) -> None:
-    """No number of the config is below 1."""
+def at_least_one(config: Config, but: str = "") -> None:
+    """No number of the config is below 1; the field `but` may be 0."""
     for field, value in config.as_dict().items():
-        if isinstance(value, int) and value < 1:
-            raise ConfigError(f"{field}={value}: expected at least 1")
+        least = 0 if field == but else 1
+        if isinstance(value, int) and value < least:
+            raise ConfigError(f"{field}={value}: expected at least {least}")
 
 
 def block_fits(block: tuple[int, int, int], target: Target) -> None:

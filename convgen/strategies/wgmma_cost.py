@@ -24,6 +24,8 @@ TILE = 640
 """Cycles of a tile's results beside those that follow."""
 RESULT = 5.6
 """Cycles a result of a thread."""
+STRAIGHT_RESULT = 16
+"""Of one that goes straight to y: the pairs of a warp are pieces of eight rows, and the memory unit takes a row a cycle."""
 TURN = 300
 """Cycles from the last product that a warpgroup gives to the next one's first, where they take turns in order."""
 BYTES_PER_CYCLE = 70
@@ -50,7 +52,7 @@ def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -
     # One stage is multiplied, the others are on their way.
     waits = LATENCY * max(t.x_tiles / max(c.x_stages - 1, 0.5), 0 if t.resident else t.taps / max(c.w_stages - 1, 0.5))
     panel = math.hypot(t.taps * step, waits, loads)
-    results = TILE + RESULT * t.sums
+    results = TILE + (RESULT if c.slabs else STRAIGHT_RESULT) * t.sums
     products = t.panels * panel + (TURN if t.ordered else 0)
     tile = max(products, (products + results) / slots) if slots > 1 else products + results
     cycles = START + turns * tile + (results if slots > 1 else 0)

@@ -77,7 +77,7 @@ class WgmmaImplicitGemm:
                 "sharing": (1, 2, 3, 4),
                 "x_stages": (2, 3, 4, 6, 8),
                 "w_stages": tuple(sorted({2, 3, 4, 5, 6, 8, *([t.w_tiles] if t.w_tiles <= 64 else [])})),
-                "slabs": (1, 2),
+                "slabs": (0, 1, 2) if t.y_item == 4 else (1, 2),
                 "split_k": tuple(s for s in (1, 2, 4, 8, 16) if s == 1 or (g.batch is not None and s <= most)),
             },
         )  # fmt: skip
@@ -85,7 +85,7 @@ class WgmmaImplicitGemm:
     def check(self, problem: Conv, config: WgmmaConfig, target: Target) -> None:
         c = config
         rules.one_of(c, "patches", tiling.PATCHES)
-        rules.at_least_one(c)
+        rules.at_least_one(c, but="slabs" if problem.outputs[0].dtype.itemsize == 4 else "")
         reason = wgmma_maps.why_not(problem, c.patches)
         if reason is not None:
             raise ConfigError(f"patches={c.patches}: {reason}")
@@ -263,7 +263,7 @@ def _start(problem: Conv, patches: str) -> WgmmaConfig:
     t = _tiling(problem, tiling.least(patches))
     g = t.g
     width = g.m if t.shared_groups > 1 else min(tiling.wgmma_columns(g.m, g.x.dtype), 64)
-    return WgmmaConfig(patches, 1, width, 1, 1, 2, min(2, t.w_tiles), 1, 1)
+    return WgmmaConfig(patches, 1, width, 1, 1, 2, min(2, t.w_tiles), 0 if t.y_item == 4 else 1, 1)
 
 
 # --- the sums that are split --------------------------------------------------------------------------
@@ -359,6 +359,7 @@ def _constants(
         "channels_first": t.channels_first,
         "y_run": t.y_run,
         "y_line": t.y_line,
+        "y_item": t.y_item,
         "y_swizzle": t.y_swizzle.value,
         "packings": packings,
         "reads_y": problem.accumulate or "residual" in problem.epilogue.operands,

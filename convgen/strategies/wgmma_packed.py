@@ -388,6 +388,7 @@ def _constants(problem: Conv, t: PackedTiling, product: Launch, pack: Launch) ->
         "slabs": c.slabs,
         "slab_bytes": results.slab_bytes,
         "y_line": results.line,
+        "y_item": results.item,
         "y_swizzle": results.swizzle.value,
         "channels_first": results.channels_first,
         "y_run": results.run,

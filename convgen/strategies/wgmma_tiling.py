@@ -67,7 +67,8 @@ class WgmmaConfig(Config):
     w_stages: int
     """Tiles of either operand in shared memory. As many w_stages as there are tiles of w: they stay."""
     slabs: int
-    """Of a warpgroup, for 64 positions' results each on their way from shared memory to y."""
+    """Of a warpgroup, for 64 positions' results each on their way from shared memory to y. 0: results of four bytes go
+    straight there."""
     split_k: int
     """Parts of the sums of tiles that leave multiprocessors idle: those after the last one that all have as many of.
     They run in parallel and are added in a fixed order by a second kernel."""
@@ -286,10 +287,14 @@ class Tiling:
 
     @property
     def staged(self) -> bool:
-        """Whether results leave through shared memory: those of two bytes, in rows of a multiple of 16 bytes."""
-        if self.g.y.dtype.itemsize != 2 or self.channels_first:
-            return self.g.y.dtype.itemsize == 2
-        return self.g.groups * self.g.m % 8 == 0 and self.whole
+        """Whether results leave through shared memory: in rows of a multiple of 16 bytes."""
+        if self.channels_first:
+            return self.y_item == 2
+        return self.c.slabs > 0 and self.g.groups * self.g.m * self.y_item % 16 == 0 and self.whole
+
+    @property
+    def y_item(self) -> int:
+        return self.g.y.dtype.itemsize
 
     @property
     def mapped(self) -> bool:
@@ -316,15 +321,14 @@ class Tiling:
         """Elements of a line of a slab: channels, of the longest that a swizzle has, or all of them; or positions."""
         if self.channels_first:
             return ROWS
-        item: int = self.g.y.dtype.itemsize
         for swizzle in (Swizzle.B128, Swizzle.B64, Swizzle.B32):
-            if self.w_rows * item % swizzle.value == 0:
-                return int(swizzle.value) // item
+            if self.w_rows * self.y_item % swizzle.value == 0:
+                return int(swizzle.value) // self.y_item
         return self.w_rows
 
     @property
     def y_swizzle(self) -> Swizzle:
-        line = self.y_line * self.g.y.dtype.itemsize
+        line = self.y_line * self.y_item
         return Swizzle(line) if line % 32 == 0 and line <= LINE_BYTES and line != 96 else Swizzle.NONE
 
     @property
@@ -338,7 +342,7 @@ class Tiling:
     @property
     def slab_bytes(self) -> int:
         """Of 64 positions' results."""
-        return ROWS * self.w_rows * self.g.y.dtype.itemsize if self.staged else 0
+        return ROWS * self.w_rows * self.y_item if self.staged else 0
 
     @property
     def barriers_at(self) -> int:

@@ -162,7 +162,7 @@ def test_x_comes_once_where_its_halo_serves_all_taps(patches: str, pixels: int) 
 # --- types ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("patches", PATCHES)
+@pytest.mark.parametrize("patches", EITHER_LAYOUT)
 @pytest.mark.parametrize("c", [4, 20, 72])
 def test_tf32(patches: str, c: int) -> None:
     """A line is 32 channels: part of a step of 8, of a line, and several lines."""
@@ -189,7 +189,7 @@ def test_operands_of_tf32_are_cut_not_rounded() -> None:
 
 
 @pytest.mark.parametrize("slabs", [0, 1, 2])
-@pytest.mark.parametrize("patches", PATCHES)
+@pytest.mark.parametrize("patches", EITHER_LAYOUT)
 @pytest.mark.parametrize("k", [48, 20])
 def test_results_of_four_bytes(patches: str, slabs: int, k: int) -> None:
     changes = config(patches=patches, block_n=48 if k == 48 else 24, tiles=2, slabs=min(slabs, 1 + (patches != "rows")))

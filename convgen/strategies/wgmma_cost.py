@@ -25,7 +25,7 @@ TILE = 640
 RESULT = 5.6
 """Cycles a result of a thread."""
 STRAIGHT_RESULT = 16
-"""Of one that goes straight to y: the pairs of a warp are pieces of eight rows, and the memory unit takes a row a cycle."""
+"""Of one straight to y: the pairs of a warp are pieces of eight rows, and the memory unit takes a row a cycle."""
 TURN = 300
 """Cycles from the last product that a warpgroup gives to the next one's first, where they take turns in order."""
 BYTES_PER_CYCLE = 70

@@ -43,11 +43,17 @@ def why_not(problem: Conv, patches: str) -> str | None:
 
 
 def x_map(t: Tiling, source: TensorArg | WorkspaceArg) -> Operand:
-    g = t.g
-    makers = {"im2col": _im2col_map, tiling.PLANES: _planes_map}
-    found = makers.get(t.c.patches, _halo_map)(t)
-    arg = TensorMapArg(source, found, outermost=batch_extent(1) if g.batch is None else None)
+    arg = TensorMapArg(source, _x_map(t), outermost=batch_extent(1) if t.g.batch is None else None)
     return Param("x", "const __grid_constant__ TensorMap"), arg
+
+
+def _x_map(t: Tiling) -> TensorMap | Im2colMap:
+    match t.c.patches:
+        case "im2col":
+            return _im2col_map(t)
+        case tiling.PLANES:
+            return _planes_map(t)
+    return _halo_map(t)
 
 
 def _x_tensor(g: Gather) -> tuple[tuple[int, ...], tuple[int, ...]]:

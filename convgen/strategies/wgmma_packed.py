@@ -49,7 +49,7 @@ START_SHAPES = ((1, 4, 1), (2, 2, 1), (1, 2, 2), (2, 2, 2))
 """Tiles, consumers and those that share a tile."""
 MOST_STARTS = 3
 
-_TYPES = (DType.FP16, DType.BF16, *common.INTEGER_DTYPES)
+_TYPES = (DType.FP16, DType.BF16, DType.TF32, *common.INTEGER_DTYPES)
 
 
 class WgmmaPacked:
@@ -400,13 +400,17 @@ def _constants(problem: Conv, t: PackedTiling, target: Target, product: Launch, 
 
 
 def _numerics(problem: Conv, t: PackedTiling) -> Numerics:
-    return common.EXACT if problem.dtype.is_integer else Numerics(steps=t.mma_steps, eps_acc=EPS_ACC)
+    if problem.dtype.is_integer:
+        return common.EXACT
+    eps_in = wgmma_tiling.EPS_TF32 if problem.dtype is DType.TF32 else 0.0
+    return Numerics(steps=t.mma_steps, eps_acc=EPS_ACC, eps_in=eps_in)
 
 
 def _numerics_text(problem: Conv) -> str:
     if problem.dtype.is_integer:
         return common.exact_text(problem)
-    return "exact products, sums in fp32 as tensor cores cut them, in the order of the terms."
+    products = "operands cut to TF32" if problem.dtype is DType.TF32 else "exact products"
+    return f"{products}, sums in fp32 as tensor cores cut them, in the order of the terms."
 
 
 def _placements(t: PackedTiling) -> tuple[Placement, ...]:

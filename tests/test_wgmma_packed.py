@@ -352,16 +352,27 @@ def test_x_comes_once_for_all_taps(last: int) -> None:
     assert report.report.counters.written_bytes["global"] == 2 * 16 * last * 8
 
 
-def test_words_of_a_warp_meet_in_no_bank_twice() -> None:
-    """Eight rows of four words each: patches that do not overlap, 24 elements apart."""
-    problem = "conv2d n=1 c=3 in=64x64 k=8 filter=8x8 stride=8 dtype=fp16 layout=nhwc"
-    report, _ = run(problem, tiling(problem, width=8, block_n=8, panel=8).c, ONE)
+@pytest.mark.parametrize(
+    ("shape", "changes", "wavefronts"),
+    [
+        ("c=3 in=64x64 filter=8x8 stride=8", {"width": 8, "panel": 8}, 1),  # rows of four words, 12 words apart
+        ("c=4 in=32x32 filter=4x4 stride=4", {"width": 8, "panel": 4}, 2),  # 8 words apart: the fifth as the first
+        ("c=4 in=32x32 filter=4x4 stride=4", {"width": 8, "panel": 4, "vector": 2}, 1),
+    ],
+)
+def test_words_of_a_warp_meet_in_the_banks_that_are_counted(
+    shape: str, changes: dict[str, int], wavefronts: float
+) -> None:
+    problem = f"conv2d n=1 k=8 dtype=fp16 layout=nhwc {shape}"
+    t = tiling(problem, block_n=8, **changes)
+    assert t.wavefronts == wavefronts
+    report, _ = run(problem, t.c, ONE)
     loads = [
         site for site in report.report.counters.sites
         if site.space == "shared" and not site.is_write and any("pixel_words" in line.text for line in site.place)
     ]  # fmt: skip
     assert loads
-    assert {site.efficiency for site in loads} == {1.0}
+    assert {site.efficiency for site in loads} == {1 / wavefronts}
 
 
 @pytest.mark.parametrize(

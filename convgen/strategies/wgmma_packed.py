@@ -59,7 +59,7 @@ class WgmmaPacked:
     name = "wgmma_packed"
     template = "conv/wgmma_packed.cu.j2"
     summary = "Hopper's tensor cores (wgmma) for few channels: taps and channels packed, words gathered to registers"
-    calibrated = False
+    calibrated = True
 
     def why_not(self, problem: Conv, target: Target) -> str | None:
         if target.compute_capability != (9, 0) or not target.arch.endswith("a"):
@@ -370,6 +370,7 @@ def _constants(problem: Conv, t: PackedTiling, target: Target, product: Launch, 
         "square": t.square,
         "position_steps": t.position_steps,
         "by_tma": t.by_tma,
+        "copying": tiling.COPYING,
         "phase": t.phase,
         "lead": t.lead,
         "shifted": t.shifted,

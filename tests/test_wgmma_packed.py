@@ -458,6 +458,25 @@ def test_rules_of_other_problems(problem: str, changes: dict[str, int], rule: st
     require_refusal(STRATEGY, f"conv2d n=1 k=24 {problem}", config(**changes), rule)
 
 
+@pytest.mark.parametrize(
+    ("problem", "choices"),
+    [
+        # 64 results of stride 2 are 384 elements of a row; a panel is a row's taps or all, of 2 or 10 steps
+        ("c=3 k=64 in=224x224 filter=7x7 stride=2 pad=3",
+         {"width": (32, 16, 8, 4), "vector": (1,), "panel": (1, 7), "w_stages": (2, 3, 4, 6, 7), "slabs": (1, 2)}),
+        # runs of 6 words, of 8 where four are loaded at a time, as one panel of 3 or 4 steps
+        ("c=4 k=12 in=32x32 filter=3x3 stride=2",
+         {"width": (16, 8, 4), "vector": (1, 2, 4), "panel": (1, 3), "w_stages": (1, 2, 3), "slabs": (1,)}),
+        # of 64 rows of the filter 4 are 32 steps
+        ("c=16 k=16 in=64x64 filter=16x8",
+         {"vector": (1, 2, 4), "panel": (1, 2, 4), "w_stages": (2, 3, 4, 6, 32)}),
+    ],
+)  # fmt: skip
+def test_the_space_has_what_may_be_legal(problem: str, choices: dict[str, tuple[int, ...]]) -> None:
+    found = STRATEGY.space(Conv.parse(f"conv2d n=2 dtype=fp16 layout=nhwc {problem}"), TARGET).choices
+    assert {name: found[name] for name in choices} == choices
+
+
 def test_only_hopper_has_it() -> None:
     problem = Conv.parse(STEM)
     for name in ("a100", "b200", "rtx4090"):

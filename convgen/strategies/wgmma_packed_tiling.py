@@ -26,7 +26,7 @@ STEP_WORDS = STEP_BYTES // WORD_BYTES
 STEPS_OF_LINE = LINE_BYTES // STEP_BYTES
 PIECE_BYTES = 16
 """What TMA copies is a multiple of this and begins at one (measured: else it is an illegal instruction)."""
-VECTORS = (4, 2, 1)
+VECTORS = (1, 2, 4)
 """Words of a load."""
 WIDTHS = (64, 32, 16, 8, 4)
 COPYING = 96
@@ -179,7 +179,7 @@ class PackedTiling:
         if self.shifted:
             return 1
         starts = (self.phase - self.lead, *self.position_steps, *(runs.step for runs in self.runs))
-        return next(v for v in VECTORS if all(start % (v * self.elements) == 0 for start in starts))
+        return next(v for v in VECTORS[::-1] if all(start % (v * self.elements) == 0 for start in starts))
 
     # --- panels --------------------------------------------------------------------------------------
 

@@ -39,8 +39,8 @@ ROW = 2.6
 """Cycles of a row of a box."""
 COPIED_WORD = 250
 """Cycles of a thread that copies a word of pixels. Not measured."""
-MADE_WORD = 370
-"""Cycles of a thread that makes a word of the tiles of w that stay."""
+MADE_WORD = 130
+"""Cycles of a thread that makes a word of the tiles of w that stay. Estimated: 370 while two were made at a time."""
 
 
 def seconds(problem: Conv, t: PackedTiling, target: Target) -> float:

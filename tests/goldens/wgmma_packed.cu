@@ -865,12 +865,15 @@ conv2d_fprop_wgmma_packed_n2c3i13x16_k12f3x3s2p1_bf16_nhwc_20cdf699(const __grid
     }
 
     setmaxnreg_inc<112>();
-    // The tiles of w, once: a thread makes words of it, so many of a step for each channel and step.
-    for (int at = threadIdx.x; at < kBlockN * (kPanels * kSteps * 8); at += kConsumers * 128) {
+    // The tiles of w, once: each thread makes words of them, eight at a time, so that loads do not wait for each other.
+    constexpr int kMade = kBlockN * (kPanels * kSteps * 8), kMaking = kConsumers * 128;
+    #pragma unroll 8
+    for (int i = 0; i < (kMade + kMaking - 1) / kMaking; ++i) {
+        const int at = i * kMaking + threadIdx.x;
         const int channel = at / (kPanels * kSteps * 8), panel = at / (kSteps * 8) % kPanels, word = at % (kSteps * 8);
         const unsigned value = filter_word(w, Tile(blockIdx.x).channel + channel, panel, word / 8, word % 8);
         unsigned char* const line = shared + kWAt + (panel * kLines + word / 32) * kWBytes + channel * 128;
-        store_pack(reinterpret_cast<unsigned*>(swizzled<128>(line + word % 32 * 4)), Pack<unsigned, 1>{value});
+        if (at < kMade) store_pack(reinterpret_cast<unsigned*>(swizzled<128>(line + word % 32 * 4)), Pack<unsigned, 1>{value});
     }
     fence_proxy_async();
     bar_sync(1 + kConsumers, kConsumers * 128);

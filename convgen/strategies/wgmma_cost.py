@@ -47,10 +47,10 @@ def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -
     wgmma = max(t.c.block_n / COLUMNS_PER_CYCLE, LEAST_WGMMA) * t.shared_groups * t.k_steps * c.subtiles
     step = wgmma * slowed + ALONE * (c.consumers == 1)
     boxes = {"rows": t.most_rows, "im2col": 1}.get(c.patches, c.subtiles)
-    loaded = t.x_tiles * t.x_bytes + (0 if t.resident else t.taps * t.w_bytes)
-    loads = max(loaded / BYTES_PER_CYCLE, t.x_tiles * boxes * CALL)
+    loaded = t.x_bytes + (0 if t.resident else t.taps * t.w_bytes)
+    loads = max(loaded / BYTES_PER_CYCLE, boxes * CALL)
     # One stage is multiplied, the others are on their way.
-    waits = LATENCY * max(t.x_tiles / max(c.x_stages - 1, 0.5), 0 if t.resident else t.taps / max(c.w_stages - 1, 0.5))
+    waits = LATENCY * max(1 / max(c.x_stages - 1, 0.5), 0 if t.resident else t.taps / max(c.w_stages - 1, 0.5))
     panel = math.hypot(t.taps * step, waits, loads)
     results = TILE + (RESULT if c.slabs else STRAIGHT_RESULT) * t.sums
     products = t.panels * panel + (TURN if t.ordered else 0)

@@ -66,7 +66,7 @@ class WgmmaImplicitGemm:
     def space(self, problem: Conv, target: Target) -> Space:
         t = _tiling(problem, _start(problem, "im2col"))
         g = t.g
-        most = t.chunks * math.prod(a.taps for a in t.depth)
+        most = t.panels
         return Space(
             WgmmaConfig,
             {
@@ -108,7 +108,7 @@ class WgmmaImplicitGemm:
             raise ConfigError(
                 f"w_stages={c.w_stages}: all tiles of w stay, which those of split_k={c.split_k} parts do not"
             )
-        if c.x_stages < 2 and t.panels * t.x_tiles > 1:
+        if c.x_stages < 2 and t.panels > 1:
             raise ConfigError("x_stages=1: expected at least 2, one is filled while another is multiplied")
         if t.mbarriers > tiling.MAX_MBARRIERS:
             raise ConfigError(f"{t.mbarriers} mbarriers of {c.x_stages} x_stages and {c.w_stages} w_stages: expected "

@@ -165,23 +165,17 @@ class Tiling:
 
     @property
     def taps(self) -> int:
-        """Taps of a panel: those that one tile of x serves, or over which its tiles go."""
-        axes = self.inner if self.is_halo else self.g.axes
-        return math.prod(axis.taps for axis in axes)
+        """Taps of a panel: those that one tile of x serves."""
+        return math.prod(axis.taps for axis in self.inner) if self.is_halo else 1
 
     @property
     def panels(self) -> int:
-        """Runs over the taps: one a line of channels and tap along the depth."""
+        """Tiles of x of a tile of results: one a line of channels and tap that is loaded apart."""
         return self.chunks * self.g.taps // self.taps
 
     @property
     def panels_of_part(self) -> int:
         return -(-self.panels // self.c.split_k)
-
-    @property
-    def x_tiles(self) -> int:
-        """Tiles of x of a panel."""
-        return 1 if self.is_halo else self.taps
 
     @property
     def w_tiles(self) -> int:
@@ -357,7 +351,7 @@ class Tiling:
         or where the earlier filling was one's own: where the rings come around with one's own tiles.
         """
         slots = self.c.slots
-        own_x = self.c.x_stages % (slots * self.panels * self.x_tiles) == 0
+        own_x = self.c.x_stages % (slots * self.panels) == 0
         own = own_x and (self.resident or self.c.w_stages % (slots * self.w_tiles) == 0)
         return slots > 1 and not (own and self.c.split_k == 1)
 

@@ -44,7 +44,7 @@ FEW = dataclasses.replace(TARGET, sm_count=7)
 
 EITHER_LAYOUT = tuple(patches for patches in PATCHES if patches != PLANES)
 LAYOUTS = pytest.mark.parametrize("layout", Layout)
-BASE = WgmmaConfig("square", 1, 32, 2, 1, 3, 3, 1, 1)
+BASE = WgmmaConfig("square", 1, 32, 2, 1, 3, 3, 1, 1, 1)
 LAYER = "conv2d n=2 c=72 in=17x12 k=40 filter=3x3 pad=1 dtype=fp16 layout=nhwc"
 
 

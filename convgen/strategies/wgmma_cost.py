@@ -26,6 +26,10 @@ RESULT = 5.6
 """Cycles a result of a thread."""
 STRAIGHT_RESULT = 16
 """Of one straight to y: the pairs of a warp are pieces of eight rows, and the memory unit takes a row a cycle."""
+CLUSTER_BARRIER = 500
+"""Cycles from the first arrival of a cluster's blocks at their barrier until all have gone on."""
+CLUSTER_RESULT = 12
+"""Cycles a result of a thread whose parts lie in several blocks."""
 TURN = 300
 """Cycles from the last product that a warpgroup gives to the next one's first, where they take turns in order."""
 BYTES_PER_CYCLE = 70
@@ -39,6 +43,8 @@ def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -
     c, batch = t.c, t.g.batch_size
     tiles, split = t.tiles(batch), t.split_tiles(batch, target)
     turns: float = math.ceil((tiles - split) / t.blocks(batch, target))
+    if c.cluster > 1:
+        turns = math.ceil(tiles * c.cluster / target.sm_count) * t.panels_of_part / t.panels
     if split:
         turns += math.ceil(split * c.split_k / target.sm_count) * t.panels_of_part / t.panels
     slots = c.slots
@@ -53,6 +59,8 @@ def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -
     waits = LATENCY * max(1 / max(c.x_stages - 1, 0.5), 0 if t.resident else t.taps / max(c.w_stages - 1, 0.5))
     panel = math.hypot(t.taps * step, waits, loads)
     results = TILE + (RESULT if c.slabs else STRAIGHT_RESULT) * t.sums
+    if c.cluster > 1:
+        results = (2 * CLUSTER_BARRIER + CLUSTER_RESULT * t.sums) * t.panels / t.panels_of_part
     products = t.panels * panel + (TURN if t.ordered else 0)
     tile = max(products, (products + results) / slots) if slots > 1 else products + results
     cycles = START + turns * tile + (results if slots > 1 else 0)

@@ -14,7 +14,7 @@ from typing import Any
 
 from convgen.errors import ConfigError
 from convgen.gather import Gather, gather
-from convgen.plan import Buffer, Launch, Numerics, Param, Placement, Plan, WorkspaceArg
+from convgen.plan import MAX_CLUSTER, Buffer, Launch, Numerics, Param, Placement, Plan, WorkspaceArg
 from convgen.problem import Conv, Direction, DType, PadMode
 from convgen.space import Space
 from convgen.strategies import common, descent, operands, partial_sums, rules, wgmma_cost, wgmma_maps, wgmma_sources
@@ -79,6 +79,7 @@ class WgmmaImplicitGemm:
                 "w_stages": tuple(sorted({2, 3, 4, 5, 6, 8, *([t.w_tiles] if t.w_tiles <= 64 else [])})),
                 "slabs": (0, 1, 2) if t.y_item == 4 else (1, 2),
                 "split_k": tuple(s for s in (1, 2, 4, 8, 16) if s == 1 or (g.batch is not None and s <= most)),
+                "cluster": tuple(s for s in (1, 2, 4, 8) if s == 1 or (g.batch is not None and s <= most)),
             },
         )  # fmt: skip
 
@@ -104,10 +105,9 @@ class WgmmaImplicitGemm:
         if c.w_stages == 1 and not t.resident:
             raise ConfigError(f"w_stages=1: expected at least 2 of the {t.w_tiles} tiles of w, one is filled while "
                               "another is multiplied")  # fmt: skip
-        if t.resident and c.split_k > 1:
-            raise ConfigError(
-                f"w_stages={c.w_stages}: all tiles of w stay, which those of split_k={c.split_k} parts do not"
-            )
+        if t.resident and c.parts > 1:
+            raise ConfigError(f"w_stages={c.w_stages}: all tiles of w stay, those of {c.parts} parts of the sums "
+                              "do not")  # fmt: skip
         if c.x_stages < 2 and t.panels > 1:
             raise ConfigError("x_stages=1: expected at least 2, one is filled while another is multiplied")
         if t.mbarriers > tiling.MAX_MBARRIERS:
@@ -128,6 +128,7 @@ class WgmmaImplicitGemm:
                               "positions whose results TMA writes")  # fmt: skip
         rules.sums_are_strict(problem, t.mma_steps * EPS_ACC, gather(problem).q_size * g.taps)
         self._check_parts(t, target)
+        self._check_cluster(t)
         rules.shared_fits("stages and results take", t.shared_bytes, target)
         positions = t.units * (problem.max_batch or g.batch_size) * t.c.block_m // t.units_of_block
         if positions * t.channel_tiles > MAX_COUNT * tiling.ROWS or positions > MAX_COUNT:
@@ -164,6 +165,26 @@ class WgmmaImplicitGemm:
         if split * tiles * t.part_bytes > MAX_PARTIAL_BYTES:
             raise ConfigError(f"split_k={split}: partial results of {split * tiles * t.part_bytes} bytes, more than "
                               f"{MAX_PARTIAL_BYTES}")  # fmt: skip
+
+    def _check_cluster(self, t: Tiling) -> None:
+        c = t.c
+        if c.cluster == 1:
+            return
+        if c.cluster > MAX_CLUSTER:
+            raise ConfigError(f"cluster={c.cluster}: a cluster has at most {MAX_CLUSTER} blocks")
+        if c.split_k > 1:
+            raise ConfigError(f"cluster={c.cluster} split_k={c.split_k}: sums are split in one of the ways")
+        if c.sharing != c.consumers:
+            raise ConfigError(f"cluster={c.cluster} sharing={c.sharing}: a block of a cluster has one tile, so "
+                              f"expected all {c.consumers} consumers")  # fmt: skip
+        if t.panels_of_part * (c.cluster - 1) >= t.panels:
+            raise ConfigError(f"cluster={c.cluster}: {t.panels} panels leave a part with none")
+        if t.g.batch is None:
+            raise ConfigError(f"cluster={c.cluster}: a grid of a block for each part goes with the batch; a batch "
+                              "known at run time has cluster=1")  # fmt: skip
+        if t.cluster_bytes > t.staging_at:
+            raise ConfigError(f"cluster={c.cluster}: a block's part of the sums has {t.cluster_bytes} bytes, the "
+                              f"stages where it is left have {t.staging_at}")  # fmt: skip
 
     def default(self, problem: Conv, target: Target) -> WgmmaConfig:
         starts = self._starts(problem, target) or [self._legal_start(problem, target)]
@@ -211,7 +232,8 @@ class WgmmaImplicitGemm:
         results = (*operands.epilogue(problem), operands.y(g), *operands.runtime_batch(g))
         grid = t.blocks(g.batch_size if g.batch is not None else problem.max_batch or g.batch_size, target)
         name = common.kernel_name(problem, self.name, c)
-        product = operands.launch(name, (*mapped, *partial, *results), (grid, 1, 1), (c.threads, 1, 1), t.shared_bytes)
+        product = operands.launch(name, (*mapped, *partial, *results), (grid, 1, 1), (c.threads, 1, 1), t.shared_bytes,
+                                    (c.cluster, 1, 1))  # fmt: skip
         reduce = _reduce(problem, t, target, results)
         packings = wgmma_sources.packings(problem, found, self.name, c)
         launches = (*(p.launch for p in packings.values()), product, *((reduce,) if partial else ()))
@@ -263,7 +285,7 @@ def _start(problem: Conv, patches: str) -> WgmmaConfig:
     t = _tiling(problem, tiling.least(patches))
     g = t.g
     width = g.m if t.shared_groups > 1 else min(tiling.wgmma_columns(g.m, g.x.dtype), 64)
-    return WgmmaConfig(patches, 1, width, 1, 1, 2, min(2, t.w_tiles), 0 if t.y_item == 4 else 1, 1)
+    return WgmmaConfig(patches, 1, width, 1, 1, 2, min(2, t.w_tiles), 0 if t.y_item == 4 else 1, 1, 1)
 
 
 # --- the sums that are split --------------------------------------------------------------------------
@@ -313,7 +335,8 @@ def _constants(
         "offset_t": "long long" if g.wide else "int",
         "reduce_kernel": reduce.kernel.name,
         "reduce_params": reduce.kernel.params,
-        "parts": c.split_k,
+        "parts": c.parts,
+        "cluster": c.cluster > 1,
         "sum_t": partial_sums.sum_type(g),
         "to_out": "static_cast<out_t>" if g.y.dtype.is_integer else "from_float<out_t>",
         "multiprocessors": target.sm_count,
@@ -378,7 +401,7 @@ def _numerics(problem: Conv, t: Tiling) -> Numerics:
 def _numerics_text(problem: Conv, c: WgmmaConfig) -> str:
     if problem.dtype.is_integer:
         return common.exact_text(problem)
-    parts = " Parts are added in order, in fp32." if c.split_k > 1 else ""
+    parts = " Parts are added in order, in fp32." if c.parts > 1 else ""
     products = "operands cut to TF32" if problem.dtype is DType.TF32 else "exact products"
     return f"{products}, sums in fp32 as tensor cores cut them, in the order of the terms.{parts}"
 

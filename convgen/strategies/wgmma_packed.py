@@ -341,6 +341,7 @@ def _constants(problem: Conv, t: PackedTiling, product: Launch, pack: Launch) ->
         "wgmma_extents": [c.block_n],
         "patches": "packed",
         "parts": 1,
+        "cluster": False,
         "tiles": c.tiles,
         "block_n": c.block_n,
         "w_rows": c.block_n,

@@ -43,6 +43,8 @@ PLANES = "planes"
 PATCHES = (PLANES, "square", "line", "rows", "im2col")
 BOXES = (PLANES, "square", "line")
 """Those whose subtiles are boxes of x."""
+CLUSTER_GAP = 8
+"""Sums between those of one position and the next."""
 PIECE = 8
 """Results of two bytes that are stored at a time."""
 
@@ -72,10 +74,17 @@ class WgmmaConfig(Config):
     split_k: int
     """Parts of the sums of tiles that leave multiprocessors idle: those after the last one that all have as many of.
     They run in parallel and are added in a fixed order by a second kernel."""
+    cluster: int
+    """Blocks of a cluster that have a part of each tile's sums, and add them through their shared memory."""
 
     @property
     def threads(self) -> int:
         return WARPGROUP * (self.consumers + 1)
+
+    @property
+    def parts(self) -> int:
+        """Of a tile's sums, if they are split."""
+        return max(self.split_k, self.cluster)
 
     @property
     def slots(self) -> int:
@@ -95,7 +104,7 @@ class WgmmaConfig(Config):
 
 def least(patches: str) -> WgmmaConfig:
     """The smallest config whose pixels come that way, for what does not go with its sizes."""
-    return WgmmaConfig(patches, 1, 8, 1, 1, 2, 2, 1, 1)
+    return WgmmaConfig(patches, 1, 8, 1, 1, 2, 2, 1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -175,7 +184,7 @@ class Tiling:
 
     @property
     def panels_of_part(self) -> int:
-        return -(-self.panels // self.c.split_k)
+        return -(-self.panels // self.c.parts)
 
     @property
     def w_tiles(self) -> int:
@@ -282,6 +291,8 @@ class Tiling:
     @property
     def staged(self) -> bool:
         """Whether results leave through shared memory: in rows of a multiple of 16 bytes."""
+        if self.c.cluster > 1:
+            return False
         if self.channels_first:
             return self.y_item == 2
         return self.c.slabs > 0 and self.g.groups * self.g.m * self.y_item % 16 == 0 and self.whole
@@ -384,11 +395,18 @@ class Tiling:
 
     def blocks(self, batch: int, target: Target) -> int:
         """Blocks that are launched: each goes through tiles that are that many apart."""
+        if self.c.cluster > 1:
+            return self.tiles(batch) * self.c.cluster
         tiles = self.tiles(batch) + (self.c.split_k - 1) * self.split_tiles(batch, target)
         if not self.resident:
             return min(tiles, target.sm_count)
         # A block keeps its channels.
         return min(tiles, max(target.sm_count // self.channel_tiles, 1) * self.channel_tiles)
+
+    @property
+    def cluster_bytes(self) -> int:
+        """Of a block's part of the sums where a cluster adds them, rows apart for the sake of the banks."""
+        return 4 * self.c.block_m * (self.w_rows + CLUSTER_GAP)
 
     @property
     def part_bytes(self) -> int:

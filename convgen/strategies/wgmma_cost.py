@@ -30,6 +30,8 @@ CLUSTER_BARRIER = 500
 """Cycles from the first arrival of a cluster's blocks at their barrier until all have gone on."""
 CLUSTER_RESULT = 12
 """Cycles a result of a thread whose parts lie in several blocks."""
+STORE = 8
+"""Cycles a store of a thread, where channels-first results leave by threads."""
 TURN = 300
 """Cycles from the last product that a warpgroup gives to the next one's first, where they take turns in order."""
 BYTES_PER_CYCLE = 70
@@ -44,7 +46,7 @@ def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -
     tiles, split = t.tiles(batch), t.split_tiles(batch, target)
     turns: float = math.ceil((tiles - split) / t.blocks(batch, target))
     if c.cluster > 1:
-        turns = math.ceil(tiles * c.cluster / target.sm_count) * t.panels_of_part / t.panels
+        turns = math.ceil(tiles * c.cluster / target.sm_count)
     if split:
         turns += math.ceil(split * c.split_k / target.sm_count) * t.panels_of_part / t.panels
     slots = c.slots
@@ -58,10 +60,8 @@ def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -
     # One stage is multiplied, the others are on their way.
     waits = LATENCY * max(1 / max(c.x_stages - 1, 0.5), 0 if t.resident else t.taps / max(c.w_stages - 1, 0.5))
     panel = math.hypot(t.taps * step, waits, loads)
-    results = TILE + (RESULT if c.slabs else STRAIGHT_RESULT) * t.sums
-    if c.cluster > 1:
-        results = (2 * CLUSTER_BARRIER + CLUSTER_RESULT * t.sums) * t.panels / t.panels_of_part
-    products = t.panels * panel + (TURN if t.ordered else 0)
+    results = _results(t)
+    products = (t.panels_of_part if c.cluster > 1 else t.panels) * panel + (TURN if t.ordered else 0)
     tile = max(products, (products + results) / slots) if slots > 1 else products + results
     cycles = START + turns * tile + (results if slots > 1 else 0)
     if t.resident:
@@ -76,3 +76,14 @@ def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -
             # Besides what the product reads in its place, the original is read and this written.
             total += LAUNCH_SECONDS + 2 * nbytes / target.attainable.bandwidth
     return total
+
+
+def _results(t: Tiling) -> float:
+    """Cycles from a tile's sums to its results."""
+    c = t.c
+    if c.cluster > 1:
+        return 2 * CLUSTER_BARRIER + CLUSTER_RESULT * t.sums
+    cycles = TILE + (RESULT if c.slabs else STRAIGHT_RESULT) * t.sums
+    if t.channels_first and not t.mapped:
+        cycles += STORE * t.sums / (t.y_run if t.staged else 1)
+    return cycles

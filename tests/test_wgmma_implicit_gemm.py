@@ -431,6 +431,7 @@ def test_what_planes_are_not(text: str, reason: str) -> None:
         ("conv2d n=1 c=64 in=8 k=64 filter=3 dtype=fp32 layout=nhwc", "dtype=fp32 has no kernel on wgmma yet"),
         ("conv2d n=1 c=64 in=8 k=64 filter=3 dtype=fp16 layout=nhwc direction=dgrad", "dgrad has no kernel"),
         ("conv2d n=1 c=64 in=8 k=64 filter=3 pad=1 pad_mode=reflect dtype=fp16 layout=nhwc", "TMA fills"),
+        ("conv2d n=1 c=1 in=8 k=64 filter=3 dtype=fp16 accuracy=fast", "1 channels would be padded to 8"),
         ("conv2d n=1 c=8 in=8 k=8 filter=3 groups=8 dtype=fp16", "a group's 1 channels would be padded to 48"),
         ("conv2d n=1 c=64 in=8 k=20 filter=3 groups=4 dtype=int8", "a group's 16 channels would be padded to 96"),
         ("conv2d n=1 c=64 in=99 k=8 filter=3 stride=9 dtype=fp16 layout=nhwc", "each from 1 to 8"),

@@ -26,7 +26,7 @@ from convgen.tensor_map import MAX_BOX
 ALIGNMENT = 16
 """Bytes that strides of TMA's tensors are multiples of."""
 MAX_PADDING = 4
-"""Times the channels of a group that are packed."""
+"""Times the channels of a group: more are not packed."""
 THREADS = 256
 """Threads a block of the kernels that pack."""
 MAX_RUN = 8
@@ -111,9 +111,10 @@ def _is_part_of_line(g: Gather, q: int, line: int) -> bool:
 def why_not(g: Gather) -> str | None:
     """Why the channels cannot be packed; None if they can, or need not."""
     channels = packed_channels(g)
-    if g.groups > 1 and channels > MAX_PADDING * g.q_size:
-        return (f"a group's {g.q_size} channels would be padded to {channels}, for lines of {tiling.LINE_BYTES} bytes "
-                f"or parts of one in steps of {STEP_BYTES}; others take them as they are")  # fmt: skip
+    if channels > MAX_PADDING * g.q_size:
+        of_group = "a group's " if g.groups > 1 else ""
+        return (f"{of_group}{g.q_size} channels would be padded to {channels}, as TMA and lines of shared memory take "
+                "them; others take them as they are")  # fmt: skip
     return None
 
 

@@ -31,8 +31,8 @@ MAX_COUNT = 1 << 30
 MAX_SPLITS = 64
 MAX_PARTIAL_BYTES = 1 << 30
 START_WIDTHS = (64, 96, 128, 192)
-START_SHAPES = ((2, 2, 1), (1, 4, 2), (1, 3, 3), (3, 1, 1))
-"""Tiles, consumers and those that share a tile."""
+START_SHAPES = ((2, 2, 1, 1), (1, 4, 2, 1), (1, 3, 3, 1), (3, 1, 1, 1), (1, 1, 1, 4), (1, 2, 2, 8))
+"""Tiles, consumers, those that share a tile, and blocks that share its sums."""
 START_STAGES = ((2, 4), (4, 4), (6, 6), (4, 9))
 MOST_STARTS = 3
 
@@ -205,6 +205,7 @@ class WgmmaImplicitGemm:
                 tiles=shape[0],
                 consumers=shape[1],
                 sharing=shape[2],
+                cluster=shape[3],
                 x_stages=stages[0],
                 w_stages=min(stages[1], t.w_tiles),
             )

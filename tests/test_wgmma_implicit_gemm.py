@@ -236,6 +236,8 @@ def test_pairs_of_four_bytes_meet_in_two_banks_at_most() -> None:
         {"tiles": 2, "slabs": 2, "consumers": 2},
         {"split_k": 2, "consumers": 2, "x_stages": 2, "w_stages": 2},
         {"patches": "im2col", "consumers": 3, "sharing": 1, "x_stages": 2, "w_stages": 4},
+        {"cluster": 2, "consumers": 2, "sharing": 2},
+        {"cluster": 6, "consumers": 1, "patches": "im2col", "tiles": 2},
         {"patches": "rows", "consumers": 2, "sharing": 2, "tiles": 2},
     ],
     ids=str,
@@ -271,8 +273,24 @@ def test_only_tiles_that_leave_multiprocessors_idle_are_split() -> None:
         STRATEGY.check(Conv.parse(LAYER), config(split_k=2), dataclasses.replace(TARGET, sm_count=8))
 
 
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+@pytest.mark.parametrize(("patches", "cluster"), [("im2col", 2), ("im2col", 8), ("rows", 3), ("rows", 6)])
+def test_clusters_add_the_parts_that_their_blocks_have(patches: str, cluster: int, layout: str) -> None:
+    """Parts of as many panels and of fewer, of tiles that are not full."""
+    problem = f"conv2d n=2 c=328 in=9x11 k=36 filter=3x3 pad=1 dtype=bf16 layout={layout} epilogue=bias"
+    require_right(problem, config(patches=patches, cluster=cluster, sharing=2))
+
+
+def test_a_cluster_has_a_block_for_each_part_of_a_tile() -> None:
+    g = gather(Conv.parse(LAYER))
+    t = Tiling(g, config(cluster=2, sharing=2))
+    assert (t.tiles(2), t.blocks(2, FEW), t.panels_of_part) == (12, 24, 1)
+
+
 @pytest.mark.parametrize("epilogue", ["bias+relu", "scale+shift+bias+residual+gelu", "residual"])
-@pytest.mark.parametrize("changes", [{}, {"patches": "rows"}, {"patches": "im2col"}, {"split_k": 2}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"patches": "rows"}, {"patches": "im2col"}, {"split_k": 2}, {"cluster": 2, "sharing": 2}], ids=str
+)
 @LAYOUTS
 def test_epilogues(epilogue: str, changes: dict[str, int | str], layout: Layout) -> None:
     problem = f"{LAYER.replace('nhwc', layout.text(2))} epilogue={epilogue}"
@@ -457,9 +475,14 @@ def test_reasons(text: str, reason: str) -> None:
         ({"slabs": 2}, "slabs=2: expected at most 1"),
         ({"slabs": 0}, "slabs=0: expected at least 1"),
         ({"split_k": 3}, "split_k=3: 2 panels leave a part with none"),
-        ({"split_k": 2, "w_stages": 18}, "which those of split_k=2 parts do not"),
+        ({"split_k": 2, "w_stages": 18}, "those of 2 parts of the sums do not"),
         ({"patches": "im2col", "tiles": 3, "consumers": 2, "sharing": 2}, "patches=im2col loads at most 256"),
         ({"x_stages": 40}, "mbarriers"),
+        ({"cluster": 2}, "cluster=2 sharing=1: a block of a cluster has one tile"),
+        ({"cluster": 2, "sharing": 2, "split_k": 2}, "cluster=2 split_k=2: sums are split in one of the ways"),
+        ({"cluster": 3, "sharing": 2}, "cluster=3: 2 panels leave a part with none"),
+        ({"cluster": 16, "sharing": 2}, "cluster=16: a cluster has at most 8 blocks"),
+        ({"cluster": 2, "sharing": 2, "w_stages": 18}, "those of 2 parts of the sums do not"),
     ],
 )
 def test_rules(changes: dict[str, Any], rule: str) -> None:

@@ -10,31 +10,31 @@ from convgen.strategies.cost_model import LAUNCH_SECONDS
 from convgen.strategies.wgmma_tiling import Tiling
 from convgen.target import Target
 
-COLUMNS_PER_CYCLE = 2.45
+COLUMNS_PER_CYCLE = 2.28
 """Of a wgmma's 64 rows and 32 bytes of terms."""
 LEAST_WGMMA = 33
 """Cycles of a wgmma, however narrow: its 64 rows come from shared memory."""
-ALONE = 44
+ALONE = 35
 """Cycles of a tap in which nothing is multiplied where one warpgroup multiplies."""
-LATENCY = 950
+LATENCY = 880
 """Cycles from a call for a tile to its arrival."""
 START = 420
 """Cycles until the first tile has come, and from the last sum to its result in memory."""
-TILE = 640
+TILE = 680
 """Cycles of a tile's results beside those that follow."""
-RESULT = 5.6
+RESULT = 6
 """Cycles a result of a thread."""
 STRAIGHT_RESULT = 16
 """Of one straight to y: the pairs of a warp are pieces of eight rows, and the memory unit takes a row a cycle."""
-CLUSTER_BARRIER = 500
-"""Cycles from the first arrival of a cluster's blocks at their barrier until all have gone on."""
-CLUSTER_RESULT = 12
+CLUSTER_START = 2500
+"""Cycles in which a cluster's blocks start and end, one tile each."""
+CLUSTER_RESULT = 15
 """Cycles a result of a thread whose parts lie in several blocks."""
 STORE = 8
 """Cycles a store of a thread, where channels-first results leave by threads."""
 TURN = 300
 """Cycles from the last product that a warpgroup gives to the next one's first, where they take turns in order."""
-BYTES_PER_CYCLE = 70
+BYTES_PER_CYCLE = 86
 """From L2 to each multiprocessor by TMA."""
 CALL = 35
 """Cycles of a call for a box."""
@@ -82,8 +82,8 @@ def _results(t: Tiling) -> float:
     """Cycles from a tile's sums to its results."""
     c = t.c
     if c.cluster > 1:
-        return 2 * CLUSTER_BARRIER + CLUSTER_RESULT * t.sums
-    cycles = TILE + (RESULT if c.slabs else STRAIGHT_RESULT) * t.sums
+        return CLUSTER_START + CLUSTER_RESULT * t.sums
+    cycles: float = TILE + (RESULT if c.slabs else STRAIGHT_RESULT) * t.sums
     if t.channels_first and not t.mapped:
         cycles += STORE * t.sums / (t.y_run if t.staged else 1)
     return cycles

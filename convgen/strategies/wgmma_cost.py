@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from convgen.problem import Conv
+from convgen.problem import Conv, DType
 from convgen.strategies.cost_model import LAUNCH_SECONDS
 from convgen.strategies.wgmma_tiling import Tiling
 from convgen.target import Target
@@ -24,13 +24,15 @@ TILE = 640
 RESULT = 5.6
 """Cycles a result of a thread."""
 STRAIGHT_RESULT = 16
-"""Of one that goes straight to y: the pairs of a warp are pieces of eight rows, and the memory unit takes a row a cycle."""
+"""Of one that goes straight to y: a warp's pairs are pieces of eight rows, and the memory unit takes a row a cycle."""
 TURN = 300
 """Cycles from the last product that a warpgroup gives to the next one's first, where they take turns in order."""
 BYTES_PER_CYCLE = 70
 """From L2 to each multiprocessor by TMA."""
 CALL = 35
 """Cycles of a call for a box."""
+SPLIT = 20
+"""Cycles of 64 pixels' step from shared memory through registers, two numbers each, that no product hides."""
 
 
 def seconds(problem: Conv, t: Tiling, target: Target) -> float:
@@ -42,9 +44,11 @@ def seconds(problem: Conv, t: Tiling, target: Target) -> float:
         turns += math.ceil(split * c.split_k / target.sm_count) * t.panels_of_part / t.panels
     slots = c.slots
     # Power, not the clock, sets the rate of long products.
-    slowed = target.peak.of(problem.dtype.value) / target.attainable.of(problem.dtype.value)
-    wgmma = max(t.c.block_n / COLUMNS_PER_CYCLE, LEAST_WGMMA) * t.shared_groups * t.k_steps * c.subtiles
-    step = wgmma * slowed + ALONE * (c.consumers == 1)
+    unit = "tf32" if problem.dtype is DType.FP32 else problem.dtype.value
+    slowed = target.peak.of(unit) / target.attainable.of(unit)
+    steps = t.shared_groups * t.k_steps * c.subtiles
+    wgmma = max(t.c.block_n / COLUMNS_PER_CYCLE, LEAST_WGMMA) * steps * t.products
+    step = wgmma * slowed + ALONE * (c.consumers == 1) + SPLIT * steps * t.is_split
     boxes = {"square": c.subtiles, "line": c.subtiles, "rows": t.most_rows, "im2col": 1}[c.patches]
     loaded = t.x_tiles * t.x_bytes + (0 if t.resident else t.taps * t.w_bytes)
     loads = max(loaded / BYTES_PER_CYCLE, t.x_tiles * boxes * CALL)

@@ -15,7 +15,7 @@ from typing import Any
 from convgen.errors import ConfigError
 from convgen.gather import Gather, gather
 from convgen.plan import Buffer, Launch, Numerics, Param, Placement, Plan, WorkspaceArg
-from convgen.problem import Conv, Direction, DType, PadMode
+from convgen.problem import Accuracy, Conv, Direction, DType, PadMode
 from convgen.space import Space
 from convgen.strategies import common, descent, operands, partial_sums, rules, wgmma_cost, wgmma_maps
 from convgen.strategies import wgmma_tiling as tiling
@@ -37,7 +37,7 @@ MOST_STARTS = 3
 ALIGNMENT = 16
 """Bytes that strides of TMA's tensors are multiples of."""
 
-_TYPES = (DType.FP16, DType.BF16, DType.TF32, *common.INTEGER_DTYPES)
+_TYPES = (DType.FP16, DType.BF16, DType.TF32, DType.FP32, *common.INTEGER_DTYPES)
 
 
 class WgmmaImplicitGemm:
@@ -96,7 +96,7 @@ class WgmmaImplicitGemm:
                               "which with the one that loads make up a block")  # fmt: skip
         if c.consumers % c.sharing:
             raise ConfigError(f"sharing={c.sharing}: expected a divisor of consumers={c.consumers}")
-        t = Tiling(g, c)
+        t = _tiling(problem, g, c)
         self._check_channels(g, t)
         if c.patches == "im2col" and c.block_m > MAX_BOX:
             raise ConfigError(f"a tile of {c.block_m} positions: patches=im2col loads at most {MAX_BOX} at once")
@@ -114,10 +114,9 @@ class WgmmaImplicitGemm:
         if t.mbarriers > tiling.MAX_MBARRIERS:
             raise ConfigError(f"{t.mbarriers} mbarriers of {c.x_stages} x_stages and {c.w_stages} w_stages: expected "
                               f"at most {tiling.MAX_MBARRIERS}")  # fmt: skip
-        registers = t.sums + tiling.OTHER_REGISTERS
         limit = tiling.REGISTERS[c.consumers][1]
-        if registers > limit:
-            raise ConfigError(f"{t.sums} sums of a thread and what goes with them take about {registers} registers, "
+        if t.registers > limit:
+            raise ConfigError(f"{t.sums} sums of a thread and what goes with them take about {t.registers} registers, "
                               f"with {c.consumers} consumers a thread has {limit}")  # fmt: skip
         launched = tiling.LAUNCHED_REGISTERS[c.consumers]
         if c.block_n // 2 + tiling.INSTRUCTION_REGISTERS > launched:
@@ -127,7 +126,8 @@ class WgmmaImplicitGemm:
         if c.slabs > (c.tiles if t.mapped else 1):
             raise ConfigError(f"slabs={c.slabs}: expected at most {c.tiles if t.mapped else 1}, a slab for each 64 "
                               "positions whose results TMA writes")  # fmt: skip
-        rules.sums_are_strict(problem, t.mma_steps * EPS_ACC, t.q * t.g.taps)
+        rate = t.mma_steps * EPS_ACC + (2 * tiling.EPS_SPLIT if t.is_split else 0.0)
+        rules.sums_are_strict(problem, rate, t.q * t.g.taps)
         self._check_parts(t, target)
         rules.shared_fits("stages and results take", t.shared_bytes, target)
         positions = t.units * (problem.max_batch or g.batch_size) * t.c.block_m // t.units_of_block
@@ -200,12 +200,12 @@ class WgmmaImplicitGemm:
         return next(legal, starts[-1])
 
     def cost(self, problem: Conv, config: WgmmaConfig, target: Target) -> float:
-        return wgmma_cost.seconds(problem, Tiling(gather(problem), config), target)
+        return wgmma_cost.seconds(problem, _tiling(problem, gather(problem), config), target)
 
     def lower(self, problem: Conv, config: WgmmaConfig, target: Target) -> Plan:
         g = gather(problem)
         c = config
-        t = Tiling(g, c)
+        t = _tiling(problem, g, c)
         split = t.split_tiles(g.batch_size, target)
         partial = (partial_sums.stored(g),) if split else ()
         mapped = (wgmma_maps.x_map(t), wgmma_maps.w_map(t), *((wgmma_maps.y_map(t),) if t.mapped else ()))
@@ -214,19 +214,28 @@ class WgmmaImplicitGemm:
         name = common.kernel_name(problem, self.name, c)
         product = operands.launch(name, (*mapped, *partial, *results), (grid, 1, 1), (c.threads, 1, 1), t.shared_bytes)
         reduce = _reduce(problem, t, target, results)
-        launches = (product, reduce) if partial else (product,)
+        filters = _filters(problem, t)
+        launches = (*((filters,) if t.is_split else ()), product, *((reduce,) if partial else ()))
         return Plan(
             problem, self.name, c, target,
             template=self.template,
-            constants=_constants(problem, t, target, product, reduce),
+            constants=_constants(problem, t, target, filters, product, reduce),
             kernels=tuple(launch.kernel for launch in launches),
             steps=launches,
-            workspace=(Buffer("partial", c.split_k * split * t.part_bytes),) if partial else (),
+            workspace=(
+                *((Buffer("filters", 2 * g.w.nbytes),) if t.is_split else ()),
+                *((Buffer("partial", c.split_k * split * t.part_bytes),) if partial else ()),
+            ),
             alignment=_alignment(t),
             placements=_placements(t),
             numerics=_numerics(problem, t),
             name=name,
         )  # fmt: skip
+
+
+def _tiling(problem: Conv, g: Gather, config: WgmmaConfig) -> Tiling:
+    split = problem.dtype is DType.FP32 and problem.accuracy is not Accuracy.FAST
+    return Tiling(g, config, tiling.SPLIT_PRODUCTS if split else 1)
 
 
 # --- what TMA and wgmma can express -------------------------------------------------------------------
@@ -282,7 +291,15 @@ def _start(problem: Conv, patches: str) -> WgmmaConfig:
     return WgmmaConfig(patches, 1, width, 1, 1, 2, min(2, t.w_tiles), 0 if t.y_item == 4 else 1, 1)
 
 
-# --- the sums that are split --------------------------------------------------------------------------
+# --- filters and sums that are split --------------------------------------------------------------------------
+
+
+def _filters(problem: Conv, t: Tiling) -> Launch:
+    """The launch that makes two TF32 numbers of each of w."""
+    parts = Param("filters", "float*"), WorkspaceArg("filters")
+    grid = (-(-t.g.w.size // partial_sums.THREADS), 1, 1)
+    name = common.kernel_name(problem, STRATEGY.name, t.c, "filter")
+    return operands.launch(name, (operands.w(t.g), parts), grid, (partial_sums.THREADS, 1, 1))
 
 
 def _reduce(problem: Conv, t: Tiling, target: Target, results: tuple[Operand, ...]) -> Launch:
@@ -316,22 +333,28 @@ _SHARED_CONSTANTS = (
 )
 
 
-def _constants(problem: Conv, t: Tiling, target: Target, product: Launch, reduce: Launch) -> dict[str, Any]:
+def _constants(
+    problem: Conv, t: Tiling, target: Target, filters: Launch, product: Launch, reduce: Launch
+) -> dict[str, Any]:
     g, c = t.g, t.c
     shared = common.gather_constants(problem, g)
     return {name: shared[name] for name in _SHARED_CONSTANTS} | {
         "config": str(c),
         "kernel": product.kernel.name,
         "params": product.kernel.params,
-        "numerics": _numerics_text(problem, c),
+        "numerics": _numerics_text(problem, t),
         "offset_t": "long long" if g.wide else "int",
         "reduce_kernel": reduce.kernel.name,
         "reduce_params": reduce.kernel.params,
+        "filter_kernel": filters.kernel.name,
+        "filter_params": filters.kernel.params,
+        "w_size": g.w.size,
+        "products": t.products,
         "parts": c.split_k,
         "sum_t": partial_sums.sum_type(g),
         "to_out": "static_cast<out_t>" if g.y.dtype.is_integer else "from_float<out_t>",
         "multiprocessors": target.sm_count,
-        "wgmma_type": problem.dtype.value,
+        "wgmma_type": "tf32" if problem.dtype is DType.FP32 else problem.dtype.value,
         "wgmma_extents": [c.block_n],
         "patches": c.patches,
         "tiles": c.tiles,
@@ -382,15 +405,17 @@ def _constants(problem: Conv, t: Tiling, target: Target, product: Launch, reduce
 def _numerics(problem: Conv, t: Tiling) -> Numerics:
     if problem.dtype.is_integer:
         return common.EXACT
-    eps_in = tiling.EPS_TF32 if problem.dtype is DType.TF32 else 0.0
+    eps_in = tiling.EPS_SPLIT if t.is_split else tiling.EPS_TF32 if t.item == 4 else 0.0
     return Numerics(steps=t.mma_steps, eps_acc=EPS_ACC, eps_in=eps_in)
 
 
-def _numerics_text(problem: Conv, c: WgmmaConfig) -> str:
+def _numerics_text(problem: Conv, t: Tiling) -> str:
     if problem.dtype.is_integer:
         return common.exact_text(problem)
-    parts = " Parts are added in order, in fp32." if c.split_k > 1 else ""
-    products = "operands cut to TF32" if problem.dtype is DType.TF32 else "exact products"
+    parts = " Parts are added in order, in fp32." if t.c.split_k > 1 else ""
+    if t.is_split:
+        return f"3xTF32: an fp32 number is two TF32 numbers; of their four products the smallest is left out.{parts}"
+    products = "operands cut to TF32" if t.item == 4 else "exact products"
     return f"{products}, sums in fp32 as tensor cores cut them, in the order of the terms.{parts}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from convgen.errors import UsageError
 from convgen.gather import Gather
-from convgen.plan import Param, TensorArg, TensorMapArg, batch_extent
+from convgen.plan import Param, TensorArg, TensorMapArg, WorkspaceArg, batch_extent
 from convgen.strategies import wgmma_tiling as tiling
 from convgen.strategies.operands import Operand
 from convgen.strategies.wgmma_tiling import Tiling
@@ -76,10 +76,15 @@ def _im2col_map(t: Tiling) -> Im2colMap:
 def w_map(t: Tiling) -> Operand:
     g = t.g
     item = g.w.dtype.itemsize
-    extents = (g.q_size, g.taps, g.groups * g.m)
-    strides = (g.q_size * item, g.w_m * item)
-    found = TensorMap(g.w.dtype, extents, strides, (t.w_line, 1, t.w_rows), swizzle=t.w_swizzle)
-    return Param("w", "const __grid_constant__ TensorMap"), TensorMapArg(TensorArg(g.w.name), found)
+    extents: tuple[int, ...] = (g.q_size, g.taps, g.groups * g.m)
+    strides: tuple[int, ...] = (g.q_size * item, g.w_m * item)
+    box: tuple[int, ...] = (t.w_line, 1, t.w_rows)
+    source: TensorArg | WorkspaceArg = TensorArg(g.w.name)
+    if t.is_split:
+        extents, strides, box = (*extents, 2), (*strides, g.w.nbytes), (*box, 2)
+        source = WorkspaceArg("filters")
+    found = TensorMap(g.w.dtype, extents, strides, box, swizzle=t.w_swizzle)
+    return Param("w", "const __grid_constant__ TensorMap"), TensorMapArg(source, found)
 
 
 def y_map(t: Tiling) -> Operand:

@@ -26,7 +26,7 @@ from convgen.compiler import compile_cuda
 from convgen.errors import ConfigError, ProblemError
 from convgen.gather import gather
 from convgen.lowering import lower
-from convgen.problem import Conv, Direction, DType, Layout, PadMode
+from convgen.problem import Accuracy, Conv, Direction, DType, Layout, PadMode
 from convgen.reference import make_inputs
 from convgen.reference.rounding import encode
 from convgen.render import render
@@ -55,7 +55,7 @@ class TestWgmmaImplicitGemm(IntegerConformance):
     def suited(self, problems: Iterable[Conv]) -> Iterator[Conv]:
         """The draws as forward convolutions of enough channels for tensor cores to be as exact as a direct kernel."""
         for problem in problems:
-            dtype = problem.dtype if problem.dtype.is_integer or problem.dtype is DType.TF32 else DType.FP16
+            dtype = DType.FP16 if problem.dtype is DType.BF16 else problem.dtype
             channels = 4 * problem.groups
             try:
                 changed = dataclasses.replace(
@@ -183,6 +183,44 @@ def test_operands_of_tf32_are_cut_not_rounded() -> None:
     assert set(y.ravel().tolist()) == {8.0}
     exact = 8 * float(one) ** 2
     assert 2 * 2**-11 < (exact - 8) / exact < 2 * plan.numerics.eps_in
+
+
+@pytest.mark.parametrize("patches", PATCHES)
+@pytest.mark.parametrize(
+    "channels", ["c=8 k=8", "c=16 k=40", "c=24 k=40", "c=72 k=40", "c=64 k=40 groups=2", "c=32 k=32 groups=4"]
+)
+def test_fp32_in_three_products(patches: str, channels: str) -> None:
+    """One to four steps to a line, their registers in sets of one to three; several lines; groups that share one."""
+    problem = f"conv2d n=2 {channels} in=9x7 filter=3x3 pad=1 layout=nhwc"
+    require_right(problem, config(patches=patches, block_n=8, x_stages=2))
+    require_right(f"{problem} out_dtype=fp16 epilogue=bias+residual+relu accumulate=yes",
+                  config(patches=patches, block_n=8, tiles=2, consumers=1))  # fmt: skip
+
+
+@pytest.mark.parametrize("split_k", [1, 2])
+def test_what_one_product_of_tf32_loses_three_keep(split_k: int) -> None:
+    """2^-12 of an operand, which TF32 has not: of x in half of the channels, of w in the other half."""
+    problem = Conv.parse("conv1d n=1 c=128 in=64 k=8 filter=1 layout=nlc")
+    plan = lower(problem, STRATEGY, config(patches="im2col", block_n=8, w_stages=2, split_k=split_k), TARGET)
+    x, w = np.ones((1, 128, 64), np.float32), np.ones((8, 128, 1), np.float32)
+    x[:, ::2] += 2**-12
+    w[:, 1::2] += 2**-12
+    y = np.zeros((1, 8, 64), np.float32)
+    build([plan], [render(plan)])[0].run({"x": x, "w": w}, {"y": y})
+    assert set(y.ravel().tolist()) == {128 + 128 / 2**12}
+
+
+def test_the_filter_is_split_once_for_constant_weights() -> None:
+    plan = lower(Conv.parse("conv2d n=1 c=32 in=8 k=32 filter=3 layout=nhwc"), STRATEGY, None, TARGET)
+    found = preparation(plan)
+    assert (found.steps, found.buffers, found.weights_used_later) == ({0}, ("filters",), False)
+
+
+def test_fast_problems_are_multiplied_once() -> None:
+    problem = Conv.parse("conv2d n=1 c=32 in=8x8 k=32 filter=3 layout=nhwc")
+    for accuracy, products in ((Accuracy.STRICT, 3), (Accuracy.FAST, 1)):
+        report, _ = run(dataclasses.replace(problem, accuracy=accuracy), config(consumers=1), TARGET)
+        assert report.report.counters.flops == products * 2 * 64 * 32 * 288
 
 
 # --- results of four bytes --------------------------------------------------------------------------------
@@ -446,7 +484,8 @@ def test_what_planes_are_not(text: str, reason: str) -> None:
     ("text", "reason"),
     [
         ("conv2d n=1 c=3 in=8 k=64 filter=3 dtype=fp16 layout=nhwc", "accuracy=strict: tensor cores may err by"),
-        ("conv2d n=1 c=64 in=8 k=64 filter=3 dtype=fp32 layout=nhwc", "dtype=fp32 has no kernel on wgmma yet"),
+        ("conv2d n=1 c=64 in=8 k=64 filter=3 dtype=fp8 layout=nhwc", "dtype=fp8 has no kernel on wgmma yet"),
+        ("conv2d n=1 c=16 in=8 k=64 filter=1 layout=nhwc", "accuracy=strict: tensor cores may err by"),
         ("conv2d n=1 c=64 in=8 k=64 filter=3 dtype=fp16 layout=nhwc direction=dgrad", "dgrad has no kernel"),
         ("conv2d n=1 c=64 in=8 k=64 filter=3 pad=1 pad_mode=reflect dtype=fp16 layout=nhwc", "TMA fills"),
         ("conv2d n=1 c=1 in=8 k=64 filter=3 dtype=fp16 accuracy=fast", "1 channels would be padded to 8"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from convgen.problem import Conv
+from convgen.problem import Conv, DType
 from convgen.strategies.cost_model import LAUNCH_SECONDS
 from convgen.strategies.wgmma_tiling import Tiling
 from convgen.target import Target
@@ -38,6 +38,8 @@ BYTES_PER_CYCLE = 86
 """From L2 to each multiprocessor by TMA."""
 CALL = 35
 """Cycles of a call for a box."""
+SPLIT = 20
+"""Cycles of 64 pixels' step from shared memory through registers, two numbers each, that no product hides."""
 
 
 def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -> float:
@@ -51,9 +53,11 @@ def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -
         turns += math.ceil(split * c.split_k / target.sm_count) * t.panels_of_part / t.panels
     slots = c.slots
     # Power, not the clock, sets the rate of long products.
-    slowed = target.peak.of(problem.dtype.value) / target.attainable.of(problem.dtype.value)
-    wgmma = max(t.c.block_n / COLUMNS_PER_CYCLE, LEAST_WGMMA) * t.shared_groups * t.k_steps * c.subtiles
-    step = wgmma * slowed + ALONE * (c.consumers == 1)
+    unit = "tf32" if problem.dtype is DType.FP32 else problem.dtype.value
+    slowed = target.peak.of(unit) / target.attainable.of(unit)
+    steps = t.shared_groups * t.k_steps * c.subtiles
+    wgmma = max(t.c.block_n / COLUMNS_PER_CYCLE, LEAST_WGMMA) * steps * t.products
+    step = wgmma * slowed + ALONE * (c.consumers == 1) + SPLIT * steps * t.is_split
     boxes = {"rows": t.most_rows, "im2col": 1}.get(c.patches, c.subtiles)
     loaded = t.x_bytes + (0 if t.resident else t.taps * t.w_bytes)
     loads = max(loaded / BYTES_PER_CYCLE, boxes * CALL)

@@ -36,7 +36,7 @@ START_SHAPES = ((2, 2, 1, 1), (1, 4, 2, 1), (1, 3, 3, 1), (3, 1, 1, 1), (1, 1, 1
 START_STAGES = ((2, 4), (4, 4), (6, 6), (4, 9))
 MOST_STARTS = 3
 
-_TYPES = (DType.FP16, DType.BF16, DType.TF32, *common.INTEGER_DTYPES)
+_TYPES = (DType.FP16, DType.BF16, DType.TF32, DType.FP32, *common.INTEGER_DTYPES)
 
 
 class WgmmaImplicitGemm:
@@ -113,10 +113,9 @@ class WgmmaImplicitGemm:
         if t.mbarriers > tiling.MAX_MBARRIERS:
             raise ConfigError(f"{t.mbarriers} mbarriers of {c.x_stages} x_stages and {c.w_stages} w_stages: expected "
                               f"at most {tiling.MAX_MBARRIERS}")  # fmt: skip
-        registers = t.sums + tiling.OTHER_REGISTERS
         limit = tiling.REGISTERS[c.consumers][1]
-        if registers > limit:
-            raise ConfigError(f"{t.sums} sums of a thread and what goes with them take about {registers} registers, "
+        if t.registers > limit:
+            raise ConfigError(f"{t.sums} sums of a thread and what goes with them take about {t.registers} registers, "
                               f"with {c.consumers} consumers a thread has {limit}")  # fmt: skip
         launched = tiling.LAUNCHED_REGISTERS[c.consumers]
         if c.block_n // 2 + tiling.INSTRUCTION_REGISTERS > launched:
@@ -126,7 +125,8 @@ class WgmmaImplicitGemm:
         if c.slabs > (c.tiles if t.mapped else 1):
             raise ConfigError(f"slabs={c.slabs}: expected at most {c.tiles if t.mapped else 1}, a slab for each 64 "
                               "positions whose results TMA writes")  # fmt: skip
-        rules.sums_are_strict(problem, t.mma_steps * EPS_ACC, gather(problem).q_size * g.taps)
+        rate = t.mma_steps * EPS_ACC + (2 * tiling.EPS_SPLIT if t.is_split else 0.0)
+        rules.sums_are_strict(problem, rate, gather(problem).q_size * g.taps)
         self._check_parts(t, target)
         self._check_cluster(t)
         rules.shared_fits("stages and results take", t.shared_bytes, target)
@@ -225,7 +225,7 @@ class WgmmaImplicitGemm:
     def lower(self, problem: Conv, config: WgmmaConfig, target: Target) -> Plan:
         c = config
         found = sources(problem, c.patches)
-        g, t = found.g, Tiling(found.g, c)
+        g, t = found.g, _tiling(problem, c)
         split = t.split_tiles(g.batch_size, target)
         partial = (partial_sums.stored(g),) if split else ()
         read = (wgmma_maps.x_map(t, found.place("x")), wgmma_maps.w_map(t, found.place("w")))
@@ -270,7 +270,8 @@ def _not_expressible(problem: Conv) -> str | None:
 
 
 def _tiling(problem: Conv, config: WgmmaConfig) -> Tiling:
-    return Tiling(sources(problem, config.patches).g, config)
+    products = tiling.SPLIT_PRODUCTS if wgmma_sources.is_split(problem) else 1
+    return Tiling(sources(problem, config.patches).g, config, products)
 
 
 def _widths(g: Gather, t: Tiling) -> tuple[int, ...]:
@@ -332,16 +333,17 @@ def _constants(
         "config": str(c),
         "kernel": product.kernel.name,
         "params": product.kernel.params,
-        "numerics": _numerics_text(problem, c),
+        "numerics": _numerics_text(problem, t),
         "offset_t": "long long" if g.wide else "int",
         "reduce_kernel": reduce.kernel.name,
         "reduce_params": reduce.kernel.params,
+        "products": t.products,
         "parts": c.parts,
         "cluster": c.cluster > 1,
         "sum_t": partial_sums.sum_type(g),
         "to_out": "static_cast<out_t>" if g.y.dtype.is_integer else "from_float<out_t>",
         "multiprocessors": target.sm_count,
-        "wgmma_type": problem.dtype.value,
+        "wgmma_type": "tf32" if problem.dtype is DType.FP32 else problem.dtype.value,
         "wgmma_extents": [c.block_n],
         "patches": c.patches,
         "tiles": c.tiles,
@@ -395,15 +397,17 @@ def _constants(
 def _numerics(problem: Conv, t: Tiling) -> Numerics:
     if problem.dtype.is_integer:
         return common.EXACT
-    eps_in = tiling.EPS_TF32 if problem.dtype is DType.TF32 else 0.0
+    eps_in = tiling.EPS_SPLIT if t.is_split else tiling.EPS_TF32 if t.item == 4 else 0.0
     return Numerics(steps=t.mma_steps, eps_acc=EPS_ACC, eps_in=eps_in)
 
 
-def _numerics_text(problem: Conv, c: WgmmaConfig) -> str:
+def _numerics_text(problem: Conv, t: Tiling) -> str:
     if problem.dtype.is_integer:
         return common.exact_text(problem)
-    parts = " Parts are added in order, in fp32." if c.parts > 1 else ""
-    products = "operands cut to TF32" if problem.dtype is DType.TF32 else "exact products"
+    parts = " Parts are added in order, in fp32." if t.c.parts > 1 else ""
+    if t.is_split:
+        return f"3xTF32: an fp32 number is two TF32 numbers; of their four products the smallest is left out.{parts}"
+    products = "operands cut to TF32" if t.item == 4 else "exact products"
     return f"{products}, sums in fp32 as tensor cores cut them, in the order of the terms.{parts}"
 
 

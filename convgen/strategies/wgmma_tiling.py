@@ -38,6 +38,11 @@ MAX_MBARRIERS = 64
 """That the simulator keeps an eye on."""
 EPS_TF32 = 2.0**-10
 """Of an operand in fp32: TMA copies it as it is, and wgmma leaves out the last 13 of its bits, so it is cut."""
+EPS_SPLIT = 2.0**-22
+"""Of three TF32 products: either operand loses 2^-23 of itself, and the product of their small parts, 2^-22, is left
+out."""
+SPLIT_PRODUCTS = 3
+"""TF32 products that make one of fp32 numbers."""
 
 PLANES = "planes"
 PATCHES = (PLANES, "square", "line", "rows", "im2col")
@@ -113,6 +118,13 @@ class Tiling:
 
     g: Gather
     c: WgmmaConfig
+    products: int = 1
+    """Of tensor cores, that make one of the problem's: 1 or SPLIT_PRODUCTS."""
+
+    @property
+    def is_split(self) -> bool:
+        """Whether operands are made two numbers each."""
+        return self.products == SPLIT_PRODUCTS
 
     # --- axes and channels ---------------------------------------------------------------------------
 
@@ -275,7 +287,7 @@ class Tiling:
 
     @property
     def w_bytes(self) -> int:
-        whole = self.w_rows * self.w_line * self.item
+        whole = self.w_rows * self.w_line * self.item * (2 if self.is_split else 1)
         return -(-whole // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
 
     @property
@@ -383,6 +395,15 @@ class Tiling:
         """Of a thread."""
         return self.c.tiles * self.w_rows // 2
 
+    @property
+    def registers(self) -> int:
+        """About what a consumer needs."""
+        if not self.is_split:
+            return self.sums + OTHER_REGISTERS
+        steps = self.shared_groups * self.k_steps
+        sets = 2 if steps == 4 else steps
+        return 2 * self.sums + self.c.tiles * (sets * 8 + 4) + OTHER_REGISTERS
+
     # --- work ----------------------------------------------------------------------------------------
 
     def tiles(self, batch: int) -> int:
@@ -415,8 +436,9 @@ class Tiling:
 
     @property
     def mma_steps(self) -> int:
-        """Roundings of EPS_ACC that a product meets: those of the wgmma behind it."""
-        return self.w_tiles * self.k_steps
+        """Roundings of EPS_ACC that a product meets: those of the wgmma behind it; and of the small products' sum."""
+        steps = self.w_tiles * self.k_steps
+        return steps + (1 + steps // 512 if self.is_split else 0)
 
 
 def wgmma_columns(channels: int, dtype: DType) -> int:

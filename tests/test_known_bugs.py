@@ -171,12 +171,13 @@ def test_grids_have_room_for_more_than_65535(text: str) -> None:
         "conv2d n=1 c=128 in=4096x4096 k=3 filter=1 dtype=fp16",
     ],
 )
-def test_the_first_choice_needs_no_workspace(text: str) -> None:
+def test_the_first_choice_needs_no_more_workspace_than_tensors(text: str) -> None:
     """Where cuDNN asks for up to 108 GiB."""
     for accuracy in ("strict", "fast"):
         problem = Conv.parse(f"{text} accuracy={accuracy}")
         first = predicted(problem, TARGET)[0]
-        assert lower(problem, first.strategy, first.config, TARGET).workspace == ()
+        plan = lower(problem, first.strategy, first.config, TARGET)
+        assert plan.workspace_bytes(problem.sizes) <= sum(t.nbytes for t in (*problem.inputs, *problem.outputs))
 
 
 @pytest.mark.parametrize(

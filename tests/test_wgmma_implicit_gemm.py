@@ -26,7 +26,7 @@ from convgen.compiler import compile_cuda
 from convgen.errors import ConfigError, ProblemError
 from convgen.gather import gather
 from convgen.lowering import lower
-from convgen.problem import Conv, Direction, DType, Layout, PadMode
+from convgen.problem import Accuracy, Conv, Direction, DType, Layout, PadMode
 from convgen.reference import make_inputs
 from convgen.reference.rounding import encode
 from convgen.render import render
@@ -44,7 +44,7 @@ FEW = dataclasses.replace(TARGET, sm_count=7)
 
 EITHER_LAYOUT = tuple(patches for patches in PATCHES if patches != PLANES)
 LAYOUTS = pytest.mark.parametrize("layout", Layout)
-BASE = WgmmaConfig("square", 1, 32, 2, 1, 3, 3, 1, 1)
+BASE = WgmmaConfig("square", 1, 32, 2, 1, 3, 3, 1, 1, 1)
 LAYER = "conv2d n=2 c=72 in=17x12 k=40 filter=3x3 pad=1 dtype=fp16 layout=nhwc"
 
 
@@ -55,7 +55,7 @@ class TestWgmmaImplicitGemm(IntegerConformance):
     def suited(self, problems: Iterable[Conv]) -> Iterator[Conv]:
         """The draws as forward convolutions of enough channels for tensor cores to be as exact as a direct kernel."""
         for problem in problems:
-            dtype = problem.dtype if problem.dtype.is_integer or problem.dtype is DType.TF32 else DType.FP16
+            dtype = DType.FP16 if problem.dtype is DType.BF16 else problem.dtype
             channels = 4 * problem.groups
             try:
                 changed = dataclasses.replace(
@@ -185,6 +185,44 @@ def test_operands_of_tf32_are_cut_not_rounded() -> None:
     assert 2 * 2**-11 < (exact - 8) / exact < 2 * plan.numerics.eps_in
 
 
+@pytest.mark.parametrize("patches", PATCHES)
+@pytest.mark.parametrize(
+    "channels", ["c=8 k=8", "c=16 k=40", "c=24 k=40", "c=72 k=40", "c=64 k=40 groups=2", "c=32 k=32 groups=4"]
+)
+def test_fp32_in_three_products(patches: str, channels: str) -> None:
+    """One to four steps to a line, their registers in sets of one to three; several lines; groups that share one."""
+    problem = f"conv2d n=2 {channels} in=9x7 filter=3x3 pad=1 layout=nhwc"
+    require_right(problem, config(patches=patches, block_n=8, x_stages=2))
+    require_right(f"{problem} out_dtype=fp16 epilogue=bias+residual+relu accumulate=yes",
+                  config(patches=patches, block_n=8, tiles=2, consumers=1))  # fmt: skip
+
+
+@pytest.mark.parametrize("split_k", [1, 2])
+def test_what_one_product_of_tf32_loses_three_keep(split_k: int) -> None:
+    """2^-12 of an operand, which TF32 has not: of x in half of the channels, of w in the other half."""
+    problem = Conv.parse("conv1d n=1 c=128 in=64 k=8 filter=1 layout=nlc")
+    plan = lower(problem, STRATEGY, config(patches="im2col", block_n=8, w_stages=2, split_k=split_k), TARGET)
+    x, w = np.ones((1, 128, 64), np.float32), np.ones((8, 128, 1), np.float32)
+    x[:, ::2] += 2**-12
+    w[:, 1::2] += 2**-12
+    y = np.zeros((1, 8, 64), np.float32)
+    build([plan], [render(plan)])[0].run({"x": x, "w": w}, {"y": y})
+    assert set(y.ravel().tolist()) == {128 + 128 / 2**12}
+
+
+def test_the_filter_is_split_once_for_constant_weights() -> None:
+    plan = lower(Conv.parse("conv2d n=1 c=32 in=8 k=32 filter=3 layout=nhwc"), STRATEGY, None, TARGET)
+    found = preparation(plan)
+    assert (found.steps, found.buffers, found.weights_used_later) == ({0}, ("filters",), False)
+
+
+def test_fast_problems_are_multiplied_once() -> None:
+    problem = Conv.parse("conv2d n=1 c=32 in=8x8 k=32 filter=3 layout=nhwc")
+    for accuracy, products in ((Accuracy.STRICT, 3), (Accuracy.FAST, 1)):
+        report, _ = run(dataclasses.replace(problem, accuracy=accuracy), config(consumers=1), TARGET)
+        assert report.report.counters.flops == products * 2 * 64 * 32 * 288
+
+
 # --- results of four bytes --------------------------------------------------------------------------------
 
 
@@ -236,6 +274,8 @@ def test_pairs_of_four_bytes_meet_in_two_banks_at_most() -> None:
         {"tiles": 2, "slabs": 2, "consumers": 2},
         {"split_k": 2, "consumers": 2, "x_stages": 2, "w_stages": 2},
         {"patches": "im2col", "consumers": 3, "sharing": 1, "x_stages": 2, "w_stages": 4},
+        {"cluster": 2, "consumers": 2, "sharing": 2},
+        {"cluster": 6, "consumers": 1, "patches": "im2col", "tiles": 2},
         {"patches": "rows", "consumers": 2, "sharing": 2, "tiles": 2},
     ],
     ids=str,
@@ -271,8 +311,24 @@ def test_only_tiles_that_leave_multiprocessors_idle_are_split() -> None:
         STRATEGY.check(Conv.parse(LAYER), config(split_k=2), dataclasses.replace(TARGET, sm_count=8))
 
 
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+@pytest.mark.parametrize(("patches", "cluster"), [("im2col", 2), ("im2col", 8), ("rows", 3), ("rows", 6)])
+def test_clusters_add_the_parts_that_their_blocks_have(patches: str, cluster: int, layout: str) -> None:
+    """Parts of as many panels and of fewer, of tiles that are not full."""
+    problem = f"conv2d n=2 c=328 in=9x11 k=36 filter=3x3 pad=1 dtype=bf16 layout={layout} epilogue=bias"
+    require_right(problem, config(patches=patches, cluster=cluster, sharing=2))
+
+
+def test_a_cluster_has_a_block_for_each_part_of_a_tile() -> None:
+    g = gather(Conv.parse(LAYER))
+    t = Tiling(g, config(cluster=2, sharing=2))
+    assert (t.tiles(2), t.blocks(2, FEW), t.panels_of_part) == (12, 24, 1)
+
+
 @pytest.mark.parametrize("epilogue", ["bias+relu", "scale+shift+bias+residual+gelu", "residual"])
-@pytest.mark.parametrize("changes", [{}, {"patches": "rows"}, {"patches": "im2col"}, {"split_k": 2}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"patches": "rows"}, {"patches": "im2col"}, {"split_k": 2}, {"cluster": 2, "sharing": 2}], ids=str
+)
 @LAYOUTS
 def test_epilogues(epilogue: str, changes: dict[str, int | str], layout: Layout) -> None:
     problem = f"{LAYER.replace('nhwc', layout.text(2))} epilogue={epilogue}"
@@ -428,9 +484,11 @@ def test_what_planes_are_not(text: str, reason: str) -> None:
     ("text", "reason"),
     [
         ("conv2d n=1 c=3 in=8 k=64 filter=3 dtype=fp16 layout=nhwc", "accuracy=strict: tensor cores may err by"),
-        ("conv2d n=1 c=64 in=8 k=64 filter=3 dtype=fp32 layout=nhwc", "dtype=fp32 has no kernel on wgmma yet"),
+        ("conv2d n=1 c=64 in=8 k=64 filter=3 dtype=fp8 layout=nhwc", "dtype=fp8 has no kernel on wgmma yet"),
+        ("conv2d n=1 c=16 in=8 k=64 filter=1 layout=nhwc", "accuracy=strict: tensor cores may err by"),
         ("conv2d n=1 c=64 in=8 k=64 filter=3 dtype=fp16 layout=nhwc direction=dgrad", "dgrad has no kernel"),
         ("conv2d n=1 c=64 in=8 k=64 filter=3 pad=1 pad_mode=reflect dtype=fp16 layout=nhwc", "TMA fills"),
+        ("conv2d n=1 c=1 in=8 k=64 filter=3 dtype=fp16 accuracy=fast", "1 channels would be padded to 8"),
         ("conv2d n=1 c=8 in=8 k=8 filter=3 groups=8 dtype=fp16", "a group's 1 channels would be padded to 48"),
         ("conv2d n=1 c=64 in=8 k=20 filter=3 groups=4 dtype=int8", "a group's 16 channels would be padded to 96"),
         ("conv2d n=1 c=64 in=99 k=8 filter=3 stride=9 dtype=fp16 layout=nhwc", "each from 1 to 8"),
@@ -456,9 +514,14 @@ def test_reasons(text: str, reason: str) -> None:
         ({"slabs": 2}, "slabs=2: expected at most 1"),
         ({"slabs": 0}, "slabs=0: expected at least 1"),
         ({"split_k": 3}, "split_k=3: 2 panels leave a part with none"),
-        ({"split_k": 2, "w_stages": 18}, "which those of split_k=2 parts do not"),
+        ({"split_k": 2, "w_stages": 18}, "those of 2 parts of the sums do not"),
         ({"patches": "im2col", "tiles": 3, "consumers": 2, "sharing": 2}, "patches=im2col loads at most 256"),
         ({"x_stages": 40}, "mbarriers"),
+        ({"cluster": 2}, "cluster=2 sharing=1: a block of a cluster has one tile"),
+        ({"cluster": 2, "sharing": 2, "split_k": 2}, "cluster=2 split_k=2: sums are split in one of the ways"),
+        ({"cluster": 3, "sharing": 2}, "cluster=3: 2 panels leave a part with none"),
+        ({"cluster": 16, "sharing": 2}, "cluster=16: a cluster has at most 8 blocks"),
+        ({"cluster": 2, "sharing": 2, "w_stages": 18}, "those of 2 parts of the sums do not"),
     ],
 )
 def test_rules(changes: dict[str, Any], rule: str) -> None:

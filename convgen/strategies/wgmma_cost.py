@@ -5,33 +5,41 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from convgen.problem import Conv
+from convgen.problem import Conv, DType
 from convgen.strategies.cost_model import LAUNCH_SECONDS
 from convgen.strategies.wgmma_tiling import Tiling
 from convgen.target import Target
 
-COLUMNS_PER_CYCLE = 2.45
+COLUMNS_PER_CYCLE = 2.28
 """Of a wgmma's 64 rows and 32 bytes of terms."""
 LEAST_WGMMA = 33
 """Cycles of a wgmma, however narrow: its 64 rows come from shared memory."""
-ALONE = 44
+ALONE = 35
 """Cycles of a tap in which nothing is multiplied where one warpgroup multiplies."""
-LATENCY = 950
+LATENCY = 880
 """Cycles from a call for a tile to its arrival."""
 START = 420
 """Cycles until the first tile has come, and from the last sum to its result in memory."""
-TILE = 640
+TILE = 680
 """Cycles of a tile's results beside those that follow."""
-RESULT = 5.6
+RESULT = 6
 """Cycles a result of a thread."""
 STRAIGHT_RESULT = 16
 """Of one straight to y: the pairs of a warp are pieces of eight rows, and the memory unit takes a row a cycle."""
+CLUSTER_START = 2500
+"""Cycles in which a cluster's blocks start and end, one tile each."""
+CLUSTER_RESULT = 15
+"""Cycles a result of a thread whose parts lie in several blocks."""
+STORE = 8
+"""Cycles a store of a thread, where channels-first results leave by threads."""
 TURN = 300
 """Cycles from the last product that a warpgroup gives to the next one's first, where they take turns in order."""
-BYTES_PER_CYCLE = 70
+BYTES_PER_CYCLE = 86
 """From L2 to each multiprocessor by TMA."""
 CALL = 35
 """Cycles of a call for a box."""
+SPLIT = 20
+"""Cycles of 64 pixels' step from shared memory through registers, two numbers each, that no product hides."""
 
 
 def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -> float:
@@ -39,21 +47,25 @@ def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -
     c, batch = t.c, t.g.batch_size
     tiles, split = t.tiles(batch), t.split_tiles(batch, target)
     turns: float = math.ceil((tiles - split) / t.blocks(batch, target))
+    if c.cluster > 1:
+        turns = math.ceil(tiles * c.cluster / target.sm_count)
     if split:
         turns += math.ceil(split * c.split_k / target.sm_count) * t.panels_of_part / t.panels
     slots = c.slots
     # Power, not the clock, sets the rate of long products.
-    slowed = target.peak.of(problem.dtype.value) / target.attainable.of(problem.dtype.value)
-    wgmma = max(t.c.block_n / COLUMNS_PER_CYCLE, LEAST_WGMMA) * t.shared_groups * t.k_steps * c.subtiles
-    step = wgmma * slowed + ALONE * (c.consumers == 1)
+    unit = "tf32" if problem.dtype is DType.FP32 else problem.dtype.value
+    slowed = target.peak.of(unit) / target.attainable.of(unit)
+    steps = t.shared_groups * t.k_steps * c.subtiles
+    wgmma = max(t.c.block_n / COLUMNS_PER_CYCLE, LEAST_WGMMA) * steps * t.products
+    step = wgmma * slowed + ALONE * (c.consumers == 1) + SPLIT * steps * t.is_split
     boxes = {"rows": t.most_rows, "im2col": 1}.get(c.patches, c.subtiles)
-    loaded = t.x_tiles * t.x_bytes + (0 if t.resident else t.taps * t.w_bytes)
-    loads = max(loaded / BYTES_PER_CYCLE, t.x_tiles * boxes * CALL)
+    loaded = t.x_bytes + (0 if t.resident else t.taps * t.w_bytes)
+    loads = max(loaded / BYTES_PER_CYCLE, boxes * CALL)
     # One stage is multiplied, the others are on their way.
-    waits = LATENCY * max(t.x_tiles / max(c.x_stages - 1, 0.5), 0 if t.resident else t.taps / max(c.w_stages - 1, 0.5))
+    waits = LATENCY * max(1 / max(c.x_stages - 1, 0.5), 0 if t.resident else t.taps / max(c.w_stages - 1, 0.5))
     panel = math.hypot(t.taps * step, waits, loads)
-    results = TILE + (RESULT if c.slabs else STRAIGHT_RESULT) * t.sums
-    products = t.panels * panel + (TURN if t.ordered else 0)
+    results = _results(t)
+    products = (t.panels_of_part if c.cluster > 1 else t.panels) * panel + (TURN if t.ordered else 0)
     tile = max(products, (products + results) / slots) if slots > 1 else products + results
     cycles = START + turns * tile + (results if slots > 1 else 0)
     if t.resident:
@@ -68,3 +80,14 @@ def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -
             # Besides what the product reads in its place, the original is read and this written.
             total += LAUNCH_SECONDS + 2 * nbytes / target.attainable.bandwidth
     return total
+
+
+def _results(t: Tiling) -> float:
+    """Cycles from a tile's sums to its results."""
+    c = t.c
+    if c.cluster > 1:
+        return CLUSTER_START + CLUSTER_RESULT * t.sums
+    cycles: float = TILE + (RESULT if c.slabs else STRAIGHT_RESULT) * t.sums
+    if t.channels_first and not t.mapped:
+        cycles += STORE * t.sums / (t.y_run if t.staged else 1)
+    return cycles

@@ -14,7 +14,7 @@ from typing import Any
 
 from convgen.errors import ConfigError
 from convgen.gather import Gather, gather
-from convgen.plan import Buffer, Launch, Numerics, Param, Placement, Plan, WorkspaceArg
+from convgen.plan import MAX_CLUSTER, Buffer, Launch, Numerics, Param, Placement, Plan, WorkspaceArg
 from convgen.problem import Conv, Direction, DType, PadMode
 from convgen.space import Space
 from convgen.strategies import common, descent, operands, partial_sums, rules, wgmma_cost, wgmma_maps, wgmma_sources
@@ -31,12 +31,12 @@ MAX_COUNT = 1 << 30
 MAX_SPLITS = 64
 MAX_PARTIAL_BYTES = 1 << 30
 START_WIDTHS = (64, 96, 128, 192)
-START_SHAPES = ((2, 2, 1), (1, 4, 2), (1, 3, 3), (3, 1, 1))
-"""Tiles, consumers and those that share a tile."""
+START_SHAPES = ((2, 2, 1, 1), (1, 4, 2, 1), (1, 3, 3, 1), (3, 1, 1, 1), (1, 1, 1, 4), (1, 2, 2, 8))
+"""Tiles, consumers, those that share a tile, and blocks that share its sums."""
 START_STAGES = ((2, 4), (4, 4), (6, 6), (4, 9))
 MOST_STARTS = 3
 
-_TYPES = (DType.FP16, DType.BF16, DType.TF32, *common.INTEGER_DTYPES)
+_TYPES = (DType.FP16, DType.BF16, DType.TF32, DType.FP32, *common.INTEGER_DTYPES)
 
 
 class WgmmaImplicitGemm:
@@ -66,7 +66,7 @@ class WgmmaImplicitGemm:
     def space(self, problem: Conv, target: Target) -> Space:
         t = _tiling(problem, _start(problem, "im2col"))
         g = t.g
-        most = t.chunks * math.prod(a.taps for a in t.depth)
+        most = t.panels
         return Space(
             WgmmaConfig,
             {
@@ -79,6 +79,7 @@ class WgmmaImplicitGemm:
                 "w_stages": tuple(sorted({2, 3, 4, 5, 6, 8, *([t.w_tiles] if t.w_tiles <= 64 else [])})),
                 "slabs": (0, 1, 2) if t.y_item == 4 else (1, 2),
                 "split_k": tuple(s for s in (1, 2, 4, 8, 16) if s == 1 or (g.batch is not None and s <= most)),
+                "cluster": tuple(s for s in (1, 2, 4, 8) if s == 1 or (g.batch is not None and s <= most)),
             },
         )  # fmt: skip
 
@@ -104,19 +105,17 @@ class WgmmaImplicitGemm:
         if c.w_stages == 1 and not t.resident:
             raise ConfigError(f"w_stages=1: expected at least 2 of the {t.w_tiles} tiles of w, one is filled while "
                               "another is multiplied")  # fmt: skip
-        if t.resident and c.split_k > 1:
-            raise ConfigError(
-                f"w_stages={c.w_stages}: all tiles of w stay, which those of split_k={c.split_k} parts do not"
-            )
-        if c.x_stages < 2 and t.panels * t.x_tiles > 1:
+        if t.resident and c.parts > 1:
+            raise ConfigError(f"w_stages={c.w_stages}: all tiles of w stay, those of {c.parts} parts of the sums "
+                              "do not")  # fmt: skip
+        if c.x_stages < 2 and t.panels > 1:
             raise ConfigError("x_stages=1: expected at least 2, one is filled while another is multiplied")
         if t.mbarriers > tiling.MAX_MBARRIERS:
             raise ConfigError(f"{t.mbarriers} mbarriers of {c.x_stages} x_stages and {c.w_stages} w_stages: expected "
                               f"at most {tiling.MAX_MBARRIERS}")  # fmt: skip
-        registers = t.sums + tiling.OTHER_REGISTERS
         limit = tiling.REGISTERS[c.consumers][1]
-        if registers > limit:
-            raise ConfigError(f"{t.sums} sums of a thread and what goes with them take about {registers} registers, "
+        if t.registers > limit:
+            raise ConfigError(f"{t.sums} sums of a thread and what goes with them take about {t.registers} registers, "
                               f"with {c.consumers} consumers a thread has {limit}")  # fmt: skip
         launched = tiling.LAUNCHED_REGISTERS[c.consumers]
         if c.block_n // 2 + tiling.INSTRUCTION_REGISTERS > launched:
@@ -126,8 +125,10 @@ class WgmmaImplicitGemm:
         if c.slabs > (c.tiles if t.mapped else 1):
             raise ConfigError(f"slabs={c.slabs}: expected at most {c.tiles if t.mapped else 1}, a slab for each 64 "
                               "positions whose results TMA writes")  # fmt: skip
-        rules.sums_are_strict(problem, t.mma_steps * EPS_ACC, gather(problem).q_size * g.taps)
+        rate = t.mma_steps * EPS_ACC + (2 * tiling.EPS_SPLIT if t.is_split else 0.0)
+        rules.sums_are_strict(problem, rate, gather(problem).q_size * g.taps)
         self._check_parts(t, target)
+        self._check_cluster(t)
         rules.shared_fits("stages and results take", t.shared_bytes, target)
         positions = t.units * (problem.max_batch or g.batch_size) * t.c.block_m // t.units_of_block
         if positions * t.channel_tiles > MAX_COUNT * tiling.ROWS or positions > MAX_COUNT:
@@ -165,6 +166,26 @@ class WgmmaImplicitGemm:
             raise ConfigError(f"split_k={split}: partial results of {split * tiles * t.part_bytes} bytes, more than "
                               f"{MAX_PARTIAL_BYTES}")  # fmt: skip
 
+    def _check_cluster(self, t: Tiling) -> None:
+        c = t.c
+        if c.cluster == 1:
+            return
+        if c.cluster > MAX_CLUSTER:
+            raise ConfigError(f"cluster={c.cluster}: a cluster has at most {MAX_CLUSTER} blocks")
+        if c.split_k > 1:
+            raise ConfigError(f"cluster={c.cluster} split_k={c.split_k}: sums are split in one of the ways")
+        if c.sharing != c.consumers:
+            raise ConfigError(f"cluster={c.cluster} sharing={c.sharing}: a block of a cluster has one tile, so "
+                              f"expected all {c.consumers} consumers")  # fmt: skip
+        if t.panels_of_part * (c.cluster - 1) >= t.panels:
+            raise ConfigError(f"cluster={c.cluster}: {t.panels} panels leave a part with none")
+        if t.g.batch is None:
+            raise ConfigError(f"cluster={c.cluster}: a grid of a block for each part goes with the batch; a batch "
+                              "known at run time has cluster=1")  # fmt: skip
+        if t.cluster_bytes > t.staging_at:
+            raise ConfigError(f"cluster={c.cluster}: a block's part of the sums has {t.cluster_bytes} bytes, the "
+                              f"stages where it is left have {t.staging_at}")  # fmt: skip
+
     def default(self, problem: Conv, target: Target) -> WgmmaConfig:
         starts = self._starts(problem, target) or [self._legal_start(problem, target)]
         settled: list[WgmmaConfig] = [descent.settled(self, problem, target, start) for start in starts]
@@ -184,6 +205,7 @@ class WgmmaImplicitGemm:
                 tiles=shape[0],
                 consumers=shape[1],
                 sharing=shape[2],
+                cluster=shape[3],
                 x_stages=stages[0],
                 w_stages=min(stages[1], t.w_tiles),
             )
@@ -203,7 +225,7 @@ class WgmmaImplicitGemm:
     def lower(self, problem: Conv, config: WgmmaConfig, target: Target) -> Plan:
         c = config
         found = sources(problem, c.patches)
-        g, t = found.g, Tiling(found.g, c)
+        g, t = found.g, _tiling(problem, c)
         split = t.split_tiles(g.batch_size, target)
         partial = (partial_sums.stored(g),) if split else ()
         read = (wgmma_maps.x_map(t, found.place("x")), wgmma_maps.w_map(t, found.place("w")))
@@ -211,7 +233,8 @@ class WgmmaImplicitGemm:
         results = (*operands.epilogue(problem), operands.y(g), *operands.runtime_batch(g))
         grid = t.blocks(g.batch_size if g.batch is not None else problem.max_batch or g.batch_size, target)
         name = common.kernel_name(problem, self.name, c)
-        product = operands.launch(name, (*mapped, *partial, *results), (grid, 1, 1), (c.threads, 1, 1), t.shared_bytes)
+        product = operands.launch(name, (*mapped, *partial, *results), (grid, 1, 1), (c.threads, 1, 1), t.shared_bytes,
+                                    (c.cluster, 1, 1))  # fmt: skip
         reduce = _reduce(problem, t, target, results)
         packings = wgmma_sources.packings(problem, found, self.name, c)
         launches = (*(p.launch for p in packings.values()), product, *((reduce,) if partial else ()))
@@ -247,7 +270,8 @@ def _not_expressible(problem: Conv) -> str | None:
 
 
 def _tiling(problem: Conv, config: WgmmaConfig) -> Tiling:
-    return Tiling(sources(problem, config.patches).g, config)
+    products = tiling.SPLIT_PRODUCTS if wgmma_sources.is_split(problem) else 1
+    return Tiling(sources(problem, config.patches).g, config, products)
 
 
 def _widths(g: Gather, t: Tiling) -> tuple[int, ...]:
@@ -263,7 +287,7 @@ def _start(problem: Conv, patches: str) -> WgmmaConfig:
     t = _tiling(problem, tiling.least(patches))
     g = t.g
     width = g.m if t.shared_groups > 1 else min(tiling.wgmma_columns(g.m, g.x.dtype), 64)
-    return WgmmaConfig(patches, 1, width, 1, 1, 2, min(2, t.w_tiles), 0 if t.y_item == 4 else 1, 1)
+    return WgmmaConfig(patches, 1, width, 1, 1, 2, min(2, t.w_tiles), 0 if t.y_item == 4 else 1, 1, 1)
 
 
 # --- the sums that are split --------------------------------------------------------------------------
@@ -309,15 +333,17 @@ def _constants(
         "config": str(c),
         "kernel": product.kernel.name,
         "params": product.kernel.params,
-        "numerics": _numerics_text(problem, c),
+        "numerics": _numerics_text(problem, t),
         "offset_t": "long long" if g.wide else "int",
         "reduce_kernel": reduce.kernel.name,
         "reduce_params": reduce.kernel.params,
-        "parts": c.split_k,
+        "products": t.products,
+        "parts": c.parts,
+        "cluster": c.cluster > 1,
         "sum_t": partial_sums.sum_type(g),
         "to_out": "static_cast<out_t>" if g.y.dtype.is_integer else "from_float<out_t>",
         "multiprocessors": target.sm_count,
-        "wgmma_type": problem.dtype.value,
+        "wgmma_type": "tf32" if problem.dtype is DType.FP32 else problem.dtype.value,
         "wgmma_extents": [c.block_n],
         "patches": c.patches,
         "tiles": c.tiles,
@@ -371,15 +397,17 @@ def _constants(
 def _numerics(problem: Conv, t: Tiling) -> Numerics:
     if problem.dtype.is_integer:
         return common.EXACT
-    eps_in = tiling.EPS_TF32 if problem.dtype is DType.TF32 else 0.0
+    eps_in = tiling.EPS_SPLIT if t.is_split else tiling.EPS_TF32 if t.item == 4 else 0.0
     return Numerics(steps=t.mma_steps, eps_acc=EPS_ACC, eps_in=eps_in)
 
 
-def _numerics_text(problem: Conv, c: WgmmaConfig) -> str:
+def _numerics_text(problem: Conv, t: Tiling) -> str:
     if problem.dtype.is_integer:
         return common.exact_text(problem)
-    parts = " Parts are added in order, in fp32." if c.split_k > 1 else ""
-    products = "operands cut to TF32" if problem.dtype is DType.TF32 else "exact products"
+    parts = " Parts are added in order, in fp32." if t.c.parts > 1 else ""
+    if t.is_split:
+        return f"3xTF32: an fp32 number is two TF32 numbers; of their four products the smallest is left out.{parts}"
+    products = "operands cut to TF32" if t.item == 4 else "exact products"
     return f"{products}, sums in fp32 as tensor cores cut them, in the order of the terms.{parts}"
 
 

@@ -95,9 +95,12 @@ def _im2col_map(t: Tiling) -> Im2colMap:
 def w_map(t: Tiling, source: TensorArg | WorkspaceArg) -> Operand:
     g = t.g
     item = g.w.dtype.itemsize
-    extents = (g.q_size, g.taps, g.groups * g.m)
-    strides = (g.q_size * item, g.w_m * item)
-    found = TensorMap(g.w.dtype, extents, strides, (t.w_line, 1, t.w_rows), swizzle=t.w_swizzle)
+    extents: tuple[int, ...] = (g.q_size, g.taps, g.groups * g.m)
+    strides: tuple[int, ...] = (g.q_size * item, g.w_m * item)
+    box: tuple[int, ...] = (t.w_line, 1, t.w_rows)
+    if t.is_split:
+        extents, strides, box = (*extents, 2), (*strides, g.w.nbytes), (*box, 2)
+    found = TensorMap(g.w.dtype, extents, strides, box, swizzle=t.w_swizzle)
     return Param("w", "const __grid_constant__ TensorMap"), TensorMapArg(source, found)
 
 

@@ -2,7 +2,8 @@
 
 TMA copies boxes whose innermost elements are neighbours and whose other strides are multiples of 16 bytes, and a line
 of shared memory holds channels of one group only. What lies otherwise a kernel before the product packs: channels last,
-those of each group followed by zeros. That of w depends on the weights alone. Of channels-first problems with one tap x
+those of each group followed by zeros; and the weights of fp32 problems as two numbers of TF32 each. What is made of w
+depends on the weights alone. Of channels-first problems with one tap x
 is also read as it lies, the positions of a channel as neighbours ("planes").
 """
 
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 
 from convgen.gather import Axis, Gather, gather
 from convgen.plan import Buffer, Launch, Param, Placement, TensorArg, WorkspaceArg
-from convgen.problem import Conv, Layout
+from convgen.problem import Accuracy, Conv, DType, Layout
 from convgen.space import Config
 from convgen.strategies import common, operands
 from convgen.strategies import wgmma_tiling as tiling
@@ -26,7 +27,7 @@ from convgen.tensor_map import MAX_BOX
 ALIGNMENT = 16
 """Bytes that strides of TMA's tensors are multiples of."""
 MAX_PADDING = 4
-"""Times the channels of a group that are packed."""
+"""Times the channels of a group: more are not packed."""
 THREADS = 256
 """Threads a block of the kernels that pack."""
 MAX_RUN = 8
@@ -39,6 +40,7 @@ class Sources:
 
     g: Gather
     packed: frozenset[str]
+    is_split: bool
 
     def place(self, tensor: str) -> TensorArg | WorkspaceArg:
         return WorkspaceArg(_packed(tensor)) if tensor in self.packed else TensorArg(tensor)
@@ -52,10 +54,10 @@ def sources(problem: Conv, patches: str) -> Sources:
     first = problem.layout is Layout.CHANNELS_FIRST
     padded = channels != g.q_size
     planes = patches == tiling.PLANES and not_planes(g) is None
-    packs = {"x": (first or padded) and not planes, "w": padded or (first and g.taps > 1)}
+    packs = {"x": (first or padded) and not planes, "w": padded or (first and g.taps > 1) or is_split(problem)}
     packed = frozenset(tensor for tensor, is_packed in packs.items() if is_packed)
     if not first and not packed:
-        return Sources(g, packed)
+        return Sources(g, packed, False)
     changed = gather(dataclasses.replace(problem, c=g.groups * channels, layout=Layout.CHANNELS_LAST))
     kept = ["y", "y_batch", "y_group", "y_m"]
     if planes:
@@ -64,7 +66,14 @@ def sources(problem: Conv, patches: str) -> Sources:
     else:
         pairs = zip(changed.axes, g.axes, strict=True)
         axes = tuple(dataclasses.replace(axis, y_stride=own.y_stride) for axis, own in pairs)
-    return Sources(dataclasses.replace(changed, axes=axes, **{name: getattr(g, name) for name in kept}), packed)
+    return Sources(
+        dataclasses.replace(changed, axes=axes, **{name: getattr(g, name) for name in kept}), packed, is_split(problem)
+    )
+
+
+def is_split(problem: Conv) -> bool:
+    """Whether each number of x and w is multiplied as two of TF32: that of x on its way, those of w are packed."""
+    return problem.dtype is DType.FP32 and problem.accuracy is not Accuracy.FAST
 
 
 def _plane(g: Gather, channels: int) -> Axis:
@@ -111,9 +120,10 @@ def _is_part_of_line(g: Gather, q: int, line: int) -> bool:
 def why_not(g: Gather) -> str | None:
     """Why the channels cannot be packed; None if they can, or need not."""
     channels = packed_channels(g)
-    if g.groups > 1 and channels > MAX_PADDING * g.q_size:
-        return (f"a group's {g.q_size} channels would be padded to {channels}, for lines of {tiling.LINE_BYTES} bytes "
-                f"or parts of one in steps of {STEP_BYTES}; others take them as they are")  # fmt: skip
+    if channels > MAX_PADDING * g.q_size:
+        of_group = "a group's " if g.groups > 1 else ""
+        return (f"{of_group}{g.q_size} channels would be padded to {channels}, as TMA and lines of shared memory take "
+                "them; others take them as they are")  # fmt: skip
     return None
 
 
@@ -207,7 +217,7 @@ def _stored(ctype: str, tensor: str) -> operands.Operand:
 
 def workspace(found: Sources) -> tuple[Buffer, ...]:
     g = found.g
-    sizes = {"w": g.w.nbytes, "x": common.per_batch(g, g.x.nbytes)}
+    sizes = {"w": g.w.nbytes * (2 if found.is_split else 1), "x": common.per_batch(g, g.x.nbytes)}
     return tuple(Buffer(_packed(tensor), nbytes) for tensor, nbytes in sizes.items() if tensor in found.packed)
 
 

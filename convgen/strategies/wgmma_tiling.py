@@ -38,11 +38,18 @@ MAX_MBARRIERS = 64
 """That the simulator keeps an eye on."""
 EPS_TF32 = 2.0**-10
 """Of an operand in fp32: TMA copies it as it is, and wgmma leaves out the last 13 of its bits, so it is cut."""
+EPS_SPLIT = 2.0**-22
+"""Of three TF32 products: either operand loses 2^-23 of itself, and the product of their small parts, 2^-22, is left
+out."""
+SPLIT_PRODUCTS = 3
+"""TF32 products that make one of fp32 numbers."""
 
 PLANES = "planes"
 PATCHES = (PLANES, "square", "line", "rows", "im2col")
 BOXES = (PLANES, "square", "line")
 """Those whose subtiles are boxes of x."""
+CLUSTER_GAP = 8
+"""Sums between those of one position and the next."""
 PIECE = 8
 """Results of two bytes that are stored at a time."""
 
@@ -72,10 +79,17 @@ class WgmmaConfig(Config):
     split_k: int
     """Parts of the sums of tiles that leave multiprocessors idle: those after the last one that all have as many of.
     They run in parallel and are added in a fixed order by a second kernel."""
+    cluster: int
+    """Blocks of a cluster that have a part of each tile's sums, and add them through their shared memory."""
 
     @property
     def threads(self) -> int:
         return WARPGROUP * (self.consumers + 1)
+
+    @property
+    def parts(self) -> int:
+        """Of a tile's sums, if they are split."""
+        return max(self.split_k, self.cluster)
 
     @property
     def slots(self) -> int:
@@ -95,7 +109,7 @@ class WgmmaConfig(Config):
 
 def least(patches: str) -> WgmmaConfig:
     """The smallest config whose pixels come that way, for what does not go with its sizes."""
-    return WgmmaConfig(patches, 1, 8, 1, 1, 2, 2, 1, 1)
+    return WgmmaConfig(patches, 1, 8, 1, 1, 2, 2, 1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -104,6 +118,13 @@ class Tiling:
 
     g: Gather
     c: WgmmaConfig
+    products: int = 1
+    """Of tensor cores, that make one of the problem's: 1 or SPLIT_PRODUCTS."""
+
+    @property
+    def is_split(self) -> bool:
+        """Whether operands are made two numbers each."""
+        return self.products == SPLIT_PRODUCTS
 
     # --- axes and channels ---------------------------------------------------------------------------
 
@@ -165,23 +186,17 @@ class Tiling:
 
     @property
     def taps(self) -> int:
-        """Taps of a panel: those that one tile of x serves, or over which its tiles go."""
-        axes = self.inner if self.is_halo else self.g.axes
-        return math.prod(axis.taps for axis in axes)
+        """Taps of a panel: those that one tile of x serves."""
+        return math.prod(axis.taps for axis in self.inner) if self.is_halo else 1
 
     @property
     def panels(self) -> int:
-        """Runs over the taps: one a line of channels and tap along the depth."""
+        """Tiles of x of a tile of results: one a line of channels and tap that is loaded apart."""
         return self.chunks * self.g.taps // self.taps
 
     @property
     def panels_of_part(self) -> int:
-        return -(-self.panels // self.c.split_k)
-
-    @property
-    def x_tiles(self) -> int:
-        """Tiles of x of a panel."""
-        return 1 if self.is_halo else self.taps
+        return -(-self.panels // self.c.parts)
 
     @property
     def w_tiles(self) -> int:
@@ -272,7 +287,7 @@ class Tiling:
 
     @property
     def w_bytes(self) -> int:
-        whole = self.w_rows * self.w_line * self.item
+        whole = self.w_rows * self.w_line * self.item * (2 if self.is_split else 1)
         return -(-whole // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
 
     @property
@@ -288,6 +303,8 @@ class Tiling:
     @property
     def staged(self) -> bool:
         """Whether results leave through shared memory: in rows of a multiple of 16 bytes."""
+        if self.c.cluster > 1:
+            return False
         if self.channels_first:
             return self.y_item == 2
         return self.c.slabs > 0 and self.g.groups * self.g.m * self.y_item % 16 == 0 and self.whole
@@ -357,7 +374,7 @@ class Tiling:
         or where the earlier filling was one's own: where the rings come around with one's own tiles.
         """
         slots = self.c.slots
-        own_x = self.c.x_stages % (slots * self.panels * self.x_tiles) == 0
+        own_x = self.c.x_stages % (slots * self.panels) == 0
         own = own_x and (self.resident or self.c.w_stages % (slots * self.w_tiles) == 0)
         return slots > 1 and not (own and self.c.split_k == 1)
 
@@ -378,6 +395,15 @@ class Tiling:
         """Of a thread."""
         return self.c.tiles * self.w_rows // 2
 
+    @property
+    def registers(self) -> int:
+        """About what a consumer needs."""
+        if not self.is_split:
+            return self.sums + OTHER_REGISTERS
+        steps = self.shared_groups * self.k_steps
+        sets = 2 if steps == 4 else steps
+        return 2 * self.sums + self.c.tiles * (sets * 8 + 4) + OTHER_REGISTERS
+
     # --- work ----------------------------------------------------------------------------------------
 
     def tiles(self, batch: int) -> int:
@@ -390,11 +416,18 @@ class Tiling:
 
     def blocks(self, batch: int, target: Target) -> int:
         """Blocks that are launched: each goes through tiles that are that many apart."""
+        if self.c.cluster > 1:
+            return self.tiles(batch) * self.c.cluster
         tiles = self.tiles(batch) + (self.c.split_k - 1) * self.split_tiles(batch, target)
         if not self.resident:
             return min(tiles, target.sm_count)
         # A block keeps its channels.
         return min(tiles, max(target.sm_count // self.channel_tiles, 1) * self.channel_tiles)
+
+    @property
+    def cluster_bytes(self) -> int:
+        """Of a block's part of the sums where a cluster adds them, rows apart for the sake of the banks."""
+        return 4 * self.c.block_m * (self.w_rows + CLUSTER_GAP)
 
     @property
     def part_bytes(self) -> int:
@@ -403,8 +436,9 @@ class Tiling:
 
     @property
     def mma_steps(self) -> int:
-        """Roundings of EPS_ACC that a product meets: those of the wgmma behind it."""
-        return self.w_tiles * self.k_steps
+        """Roundings of EPS_ACC that a product meets: those of the wgmma behind it; and of the small products' sum."""
+        steps = self.w_tiles * self.k_steps
+        return steps + (1 + steps // 512 if self.is_split else 0)
 
 
 def wgmma_columns(channels: int, dtype: DType) -> int:

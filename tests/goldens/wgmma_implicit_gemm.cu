@@ -1,6 +1,6 @@
-// conv2d_fprop_wgmma_implicit_gemm_n2c8i13x11_k12f3x3p1_bf16_nhwc_5b3a9499
+// conv2d_fprop_wgmma_implicit_gemm_n2c8i13x11_k12f3x3p1_bf16_nhwc_b44a1a7b
 // conv2d n=2 c=8 k=12 in=13x11 filter=3x3 pad=1 dtype=bf16 layout=nhwc epilogue=bias+relu
-// wgmma_implicit_gemm: patches=square,tiles=1,block_n=16,consumers=4,sharing=1,x_stages=8,w_stages=9,slabs=1,split_k=1
+// wgmma_implicit_gemm: patches=square,tiles=1,block_n=16,consumers=4,sharing=1,x_stages=8,w_stages=9,slabs=1,split_k=1,cluster=1
 //
 // Idea       The convolution is a matrix product of the patches of x and the filter. A thread tells the copy engine (TMA) which
 //            tiles of x and w to bring into rings of stages in shared memory; warpgroups multiply them where they lie
@@ -655,7 +655,6 @@ constexpr int kKSteps = 1;
 constexpr int kTaps = 9;
 constexpr int kPanels = 1, kPanelsOfPart = 1;
 constexpr int kChunks = 1;
-constexpr int kXSteps = 1;  // tiles of x of a panel
 constexpr int kUnits = 4, kUnitsOfBlock = kSubtiles;  // subtiles
 constexpr int kTilesM = (kM + kBlockN - 1) / kBlockN;  // of a group, or of those that share a line
 constexpr int kChannelTiles = kGroups / kSharedGroups * kTilesM;
@@ -722,7 +721,7 @@ struct Place {
 };
 
 extern "C" __global__ void __launch_bounds__(640, 1)
-conv2d_fprop_wgmma_implicit_gemm_n2c8i13x11_k12f3x3p1_bf16_nhwc_5b3a9499(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const __nv_bfloat16* __restrict__ bias, __nv_bfloat16* y) {
+conv2d_fprop_wgmma_implicit_gemm_n2c8i13x11_k12f3x3p1_bf16_nhwc_b44a1a7b(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const __nv_bfloat16* __restrict__ bias, __nv_bfloat16* y) {
     CONVGEN_SHARED(shared);
     unsigned long long* const x_full = reinterpret_cast<unsigned long long*>(shared + kBarriersAt);
     unsigned long long* const x_empty = x_full + kXStages;
@@ -796,7 +795,7 @@ conv2d_fprop_wgmma_implicit_gemm_n2c8i13x11_k12f3x3p1_bf16_nhwc_5b3a9499(const _
     for (int number = blockIdx.x; number < all; number += gridDim.x, ++turn) {
         const Tile tile(number);
         if (turn % kSlots != slot) {
-            x_ring.skip(tile.panels * kXSteps);
+            x_ring.skip(tile.panels);
             continue;
         }
 

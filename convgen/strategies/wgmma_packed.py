@@ -49,7 +49,7 @@ START_SHAPES = ((1, 4, 1), (2, 2, 1), (1, 2, 2), (2, 2, 2))
 """Tiles, consumers and those that share a tile."""
 MOST_STARTS = 3
 
-_TYPES = (DType.FP16, DType.BF16, *common.INTEGER_DTYPES)
+_TYPES = (DType.FP16, DType.BF16, DType.TF32, *common.INTEGER_DTYPES)
 
 
 class WgmmaPacked:
@@ -119,6 +119,7 @@ class WgmmaPacked:
             raise ConfigError(f"block_n={c.block_n}: expected {multiples} up to {MAX_BOX}, as wgmma makes")
         if t.k_steps > MAX_STEPS:
             raise ConfigError(f"panel={c.panel}: {t.k_steps} steps, expected at most {MAX_STEPS} of one stage")
+        rules.sums_are_strict(problem, t.mma_steps * EPS_ACC, g.q_size * g.taps)
         self._check_boxes(t)
         if c.w_stages > t.w_tiles:
             raise ConfigError(f"w_stages={c.w_stages}: there are {t.w_tiles} tiles of w, which then stay")
@@ -132,7 +133,6 @@ class WgmmaPacked:
             raise ConfigError(f"slabs={c.slabs}: expected at most {c.tiles if t.results.mapped else 1}, a slab for "
                               "each 64 positions whose results TMA writes")  # fmt: skip
         self._check_registers(t)
-        rules.sums_are_strict(problem, t.mma_steps * EPS_ACC, g.q_size * g.taps)
         rules.shared_fits("stages and results take", t.shared_bytes, target)
         positions = t.units * (problem.max_batch or g.batch_size) * wgmma_tiling.ROWS
         if positions * t.channel_tiles > MAX_COUNT * wgmma_tiling.ROWS or positions > MAX_COUNT:
@@ -214,7 +214,7 @@ class WgmmaPacked:
         return Plan(
             problem, self.name, c, target,
             template=self.template,
-            constants=_constants(problem, t, product, pack),
+            constants=_constants(problem, t, target, product, pack),
             kernels=tuple(launch.kernel for launch in launches),
             steps=launches,
             workspace=() if t.resident else (Buffer("packed", _packed_words(t) * tiling.WORD_BYTES),),
@@ -323,7 +323,7 @@ _SHARED_CONSTANTS = (
 )  # fmt: skip
 
 
-def _constants(problem: Conv, t: PackedTiling, product: Launch, pack: Launch) -> dict[str, Any]:
+def _constants(problem: Conv, t: PackedTiling, target: Target, product: Launch, pack: Launch) -> dict[str, Any]:
     g, c, results = t.g, t.c, t.results
     shared = common.gather_constants(problem, g)
     runs = t.runs
@@ -337,6 +337,7 @@ def _constants(problem: Conv, t: PackedTiling, product: Launch, pack: Launch) ->
         "filter_t": common.filter_type(g),
         "sum_t": partial_sums.sum_type(g),
         "to_out": "static_cast<out_t>" if g.y.dtype.is_integer else "from_float<out_t>",
+        "multiprocessors": target.sm_count,
         "wgmma_type": problem.dtype.value,
         "wgmma_extents": [c.block_n],
         "patches": "packed",
@@ -400,13 +401,17 @@ def _constants(problem: Conv, t: PackedTiling, product: Launch, pack: Launch) ->
 
 
 def _numerics(problem: Conv, t: PackedTiling) -> Numerics:
-    return common.EXACT if problem.dtype.is_integer else Numerics(steps=t.mma_steps, eps_acc=EPS_ACC)
+    if problem.dtype.is_integer:
+        return common.EXACT
+    eps_in = wgmma_tiling.EPS_TF32 if problem.dtype is DType.TF32 else 0.0
+    return Numerics(steps=t.mma_steps, eps_acc=EPS_ACC, eps_in=eps_in)
 
 
 def _numerics_text(problem: Conv) -> str:
     if problem.dtype.is_integer:
         return common.exact_text(problem)
-    return "exact products, sums in fp32 as tensor cores cut them, in the order of the terms."
+    products = "operands cut to TF32" if problem.dtype is DType.TF32 else "exact products"
+    return f"{products}, sums in fp32 as tensor cores cut them, in the order of the terms."
 
 
 def _placements(t: PackedTiling) -> tuple[Placement, ...]:

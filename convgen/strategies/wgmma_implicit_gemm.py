@@ -233,10 +233,10 @@ class WgmmaImplicitGemm:
         results = (*operands.epilogue(problem), operands.y(g), *operands.runtime_batch(g))
         grid = t.blocks(g.batch_size if g.batch is not None else problem.max_batch or g.batch_size, target)
         name = common.kernel_name(problem, self.name, c)
-        product = operands.launch(name, (*mapped, *partial, *results), (grid, 1, 1), (c.threads, 1, 1), t.shared_bytes,
-                                    (c.cluster, 1, 1))  # fmt: skip
-        reduce = _reduce(problem, t, target, results)
         packings = wgmma_sources.packings(problem, found, self.name, c)
+        product = operands.launch(name, (*mapped, *partial, *results), (grid, 1, 1), (c.threads, 1, 1), t.shared_bytes,
+                                  (c.cluster, 1, 1), is_early=bool(packings))  # fmt: skip
+        reduce = _reduce(problem, t, target, results)
         launches = (*(p.launch for p in packings.values()), product, *((reduce,) if partial else ()))
         return Plan(
             problem, self.name, c, target,
@@ -299,7 +299,7 @@ def _reduce(problem: Conv, t: Tiling, target: Target, results: tuple[Operand, ..
     pairs = t.c.block_m * t.w_rows // 2
     grid = (-(-pairs // partial_sums.THREADS), max(t.split_tiles(t.g.batch_size, target), 1), 1)
     name = common.kernel_name(problem, STRATEGY.name, t.c, "reduce")
-    return operands.launch(name, (parts, *results), grid, (partial_sums.THREADS, 1, 1))
+    return operands.launch(name, (parts, *results), grid, (partial_sums.THREADS, 1, 1), is_early=True)
 
 
 # --- what the template is told ------------------------------------------------------------------------
@@ -340,6 +340,7 @@ def _constants(
         "products": t.products,
         "parts": c.parts,
         "cluster": c.cluster > 1,
+        "is_early": product.is_early,
         "sum_t": partial_sums.sum_type(g),
         "to_out": "static_cast<out_t>" if g.y.dtype.is_integer else "from_float<out_t>",
         "multiprocessors": target.sm_count,

@@ -25,6 +25,8 @@ RESULT = 5.6
 """Cycles a result of a thread."""
 STRAIGHT_RESULT = 16
 """Of one that goes straight to y: a warp's pairs are pieces of eight rows, and the memory unit takes a row a cycle."""
+PROMOTION = 0.6
+"""Cycles of a thread's sum that goes on in fp32, where no other warpgroup multiplies meanwhile."""
 TURN = 300
 """Cycles from the last product that a warpgroup gives to the next one's first, where they take turns in order."""
 BYTES_PER_CYCLE = 70
@@ -49,6 +51,8 @@ def seconds(problem: Conv, t: Tiling, target: Target) -> float:
     steps = t.shared_groups * t.k_steps * c.subtiles
     wgmma = max(t.c.block_n / COLUMNS_PER_CYCLE, LEAST_WGMMA) * steps * t.products
     step = wgmma * slowed + ALONE * (c.consumers == 1) + SPLIT * steps * t.is_split
+    if t.is_promoted and c.consumers == 1:
+        step += PROMOTION * t.sums
     boxes = {"square": c.subtiles, "line": c.subtiles, "rows": t.most_rows, "im2col": 1}[c.patches]
     loaded = t.x_tiles * t.x_bytes + (0 if t.resident else t.taps * t.w_bytes)
     loads = max(loaded / BYTES_PER_CYCLE, t.x_tiles * boxes * CALL)

@@ -37,7 +37,7 @@ MOST_STARTS = 3
 ALIGNMENT = 16
 """Bytes that strides of TMA's tensors are multiples of."""
 
-_TYPES = (DType.FP16, DType.BF16, DType.TF32, DType.FP32, *common.INTEGER_DTYPES)
+_TYPES = (DType.FP16, DType.BF16, DType.TF32, DType.FP32, DType.FP8, *common.INTEGER_DTYPES)
 
 
 class WgmmaImplicitGemm:
@@ -55,7 +55,7 @@ class WgmmaImplicitGemm:
         if problem.dtype not in _TYPES:
             names = ", ".join(dtype.value for dtype in _TYPES)
             return f"dtype={problem.dtype.value} has no kernel on wgmma yet; {names} have"
-        reason = common.not_covered(problem, integers=True) or _not_expressible(problem)
+        reason = common.not_covered(problem, integers=True, fp8=True) or _not_expressible(problem)
         if reason is not None:
             return reason
         try:
@@ -126,8 +126,9 @@ class WgmmaImplicitGemm:
         if c.slabs > (c.tiles if t.mapped else 1):
             raise ConfigError(f"slabs={c.slabs}: expected at most {c.tiles if t.mapped else 1}, a slab for each 64 "
                               "positions whose results TMA writes")  # fmt: skip
-        rate = t.mma_steps * EPS_ACC + (2 * tiling.EPS_SPLIT if t.is_split else 0.0)
-        rules.sums_are_strict(problem, rate, t.q * t.g.taps)
+        if not t.is_promoted:  # of fp8 there are no sums more exact
+            rate = t.mma_steps * EPS_ACC + (2 * tiling.EPS_SPLIT if t.is_split else 0.0)
+            rules.sums_are_strict(problem, rate, t.q * t.g.taps)
         self._check_parts(t, target)
         rules.shared_fits("stages and results take", t.shared_bytes, target)
         positions = t.units * (problem.max_batch or g.batch_size) * t.c.block_m // t.units_of_block
@@ -350,6 +351,8 @@ def _constants(
         "filter_params": filters.kernel.params,
         "w_size": g.w.size,
         "products": t.products,
+        "promoted": t.is_promoted,
+        "x_sets": t.x_sets,
         "parts": c.split_k,
         "sum_t": partial_sums.sum_type(g),
         "to_out": "static_cast<out_t>" if g.y.dtype.is_integer else "from_float<out_t>",
@@ -405,6 +408,8 @@ def _constants(
 def _numerics(problem: Conv, t: Tiling) -> Numerics:
     if problem.dtype.is_integer:
         return common.EXACT
+    if t.is_promoted:
+        return Numerics(steps=t.mma_steps, eps_acc=tiling.EPS_FP8)
     eps_in = tiling.EPS_SPLIT if t.is_split else tiling.EPS_TF32 if t.item == 4 else 0.0
     return Numerics(steps=t.mma_steps, eps_acc=EPS_ACC, eps_in=eps_in)
 
@@ -415,6 +420,9 @@ def _numerics_text(problem: Conv, t: Tiling) -> str:
     parts = " Parts are added in order, in fp32." if t.c.split_k > 1 else ""
     if t.is_split:
         return f"3xTF32: an fp32 number is two TF32 numbers; of their four products the smallest is left out.{parts}"
+    if t.is_promoted:
+        return ("exact products, sums of a tap and a line as tensor cores cut them to 13 bits, added in fp32 in the order "
+                f"of the terms.{parts}")  # fmt: skip
     products = "operands cut to TF32" if t.item == 4 else "exact products"
     return f"{products}, sums in fp32 as tensor cores cut them, in the order of the terms.{parts}"
 
@@ -435,7 +443,7 @@ def _placements(t: Tiling) -> tuple[Placement, ...]:
         Placement(
             "sums",
             "registers",
-            4 * t.sums,
+            4 * t.sum_registers,
             f"{'int32' if g.x.dtype.is_integer else 'fp32'}, in a warpgroup's wgmma fragments",
         ),
     )

@@ -421,8 +421,8 @@ def _numerics_text(problem: Conv, t: Tiling) -> str:
     if t.is_split:
         return f"3xTF32: an fp32 number is two TF32 numbers; of their four products the smallest is left out.{parts}"
     if t.is_promoted:
-        return ("exact products, sums of a tap and a line as tensor cores cut them to 13 bits, added in fp32 in the order "
-                f"of the terms.{parts}")  # fmt: skip
+        return ("exact products, sums of a tap and a line as tensor cores cut them to 13 bits, added in order in fp32."
+                f"{parts}")  # fmt: skip
     products = "operands cut to TF32" if t.item == 4 else "exact products"
     return f"{products}, sums in fp32 as tensor cores cut them, in the order of the terms.{parts}"
 

@@ -16,6 +16,7 @@ from conformance import (
     IntegerConformance,
     legal_config,
     require_all_right,
+    require_golden,
     require_reason,
     require_refusal,
 )
@@ -208,7 +209,9 @@ def test_what_one_product_of_tf32_loses_three_keep(split_k: int) -> None:
 def test_the_filter_is_split_once_for_constant_weights() -> None:
     plan = lower(Conv.parse("conv2d n=1 c=32 in=8 k=32 filter=3 layout=nhwc"), STRATEGY, None, TARGET)
     found = preparation(plan)
-    assert (found.steps, found.buffers, found.weights_used_later) == ({0}, ("filters",), False)
+    assert found.steps == {0}
+    assert found.buffers == ("filters",)
+    assert not found.weights_used_later
 
 
 def test_fast_problems_are_multiplied_once() -> None:
@@ -261,6 +264,12 @@ def test_results_of_fp8_are_rounded_as_ml_dtypes_does_but_saturate() -> None:
     build([plan], [render(plan)])[0].run({"x": x, "w": np.eye(16, dtype=np.float16)[:, :, None]}, {"y": y})
     expected = np.clip(x.astype(np.float32), -448, 448).astype(ml_dtypes.float8_e4m3fn)
     np.testing.assert_array_equal(y.view(ml_dtypes.float8_e4m3fn).astype(np.float32), expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp8"])
+def test_the_text_of_other_types_is_golden(dtype: str, request: pytest.FixtureRequest) -> None:
+    problem = Conv.parse(f"conv2d n=2 c=32 in=13x11 k=48 filter=3x3 pad=1 dtype={dtype} out_dtype=fp32 layout=nhwc")
+    require_golden(f"{STRATEGY.name}_{dtype}", render(lower(problem, STRATEGY, config(block_n=48), TARGET)), request)
 
 
 # --- results of four bytes --------------------------------------------------------------------------------

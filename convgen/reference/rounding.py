@@ -83,7 +83,7 @@ def encode(values: Array, dtype: DType, xp: Module = numpy) -> Array:
 def decode(stored: Array, dtype: DType, xp: Module = numpy) -> Array:
     """The float64 values of an array that `encode` made, or of one that a kernel wrote."""
     if dtype is DType.FP8 and stored.dtype == xp.uint8:
-        magnitude = xp.append(_fp8_magnitudes(xp), xp.nan)[stored & _FP8_NAN]
+        magnitude = xp.append(_fp8_magnitudes(xp), xp.nan)[(stored & _FP8_NAN).astype(xp.int32)]
         return xp.where(stored & 128, -magnitude, magnitude)
     if dtype is DType.BF16 and stored.dtype == xp.uint16:
         stored = (stored.astype(xp.uint32) << 16).view(xp.float32)

@@ -379,6 +379,9 @@ def test_channels_that_fill_no_tile(k: int) -> None:
         "conv2d n=1 c=256 in=8x8 k=16 filter=1x1 dtype=fp16 layout=nhwc",
         "conv2d n=1 c=64 in=9x9 k=24 filter=3x3 dtype=bf16 layout=nhwc epilogue=bias+relu",
         "conv2d n=1 c=64 in=8x8 k=16 filter=3x3 dtype=int8 out_dtype=fp16 layout=nhwc",
+        "conv2d n=1 c=72 in=9x9 k=24 filter=3x3 dtype=tf32 layout=nhwc",
+        "conv2d n=1 c=72 in=9x9 k=24 filter=3x3 layout=nhwc epilogue=bias+relu",
+        "conv2d n=1 c=144 in=9x9 k=24 filter=3x3 dtype=fp8 out_dtype=bf16 layout=nhwc",
     ],
 )
 def test_the_simulator_is_right_without_its_checks(problem: str) -> None:

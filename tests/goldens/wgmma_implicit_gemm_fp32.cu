@@ -870,6 +870,7 @@ conv2d_fprop_wgmma_implicit_gemm_n2c32i13x11_k48f3x3p1_fp32_nhwc_1c539525(const 
             for (int s = 0; s < kSharedGroups; ++s) wgmma_wait_group<0>(d[t][s]);
         }
         if (thread == 0) mbarrier_arrive(w_empty + w_held);
+        __syncwarp();
         #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
             #pragma unroll

@@ -34,6 +34,8 @@ CLUSTER_RESULT = 15
 """Cycles a result of a thread whose parts lie in several blocks."""
 STORE = 8
 """Cycles a store of a thread, where channels-first results leave by threads."""
+PROMOTION = 0.6
+"""Cycles of a thread's sum that goes on in fp32, where no other warpgroup multiplies meanwhile."""
 TURN = 300
 """Cycles from the last product that a warpgroup gives to the next one's first, where they take turns in order."""
 BYTES_PER_CYCLE = 86
@@ -60,6 +62,8 @@ def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -
     steps = t.shared_groups * t.k_steps * c.subtiles
     wgmma = max(t.c.block_n / COLUMNS_PER_CYCLE, LEAST_WGMMA) * steps * t.products
     step = wgmma * slowed + ALONE * (c.consumers == 1) + SPLIT * steps * t.is_split
+    if t.is_promoted and c.consumers == 1:
+        step += PROMOTION * t.sums
     boxes = {"rows": t.most_rows, "im2col": 1}.get(c.patches, c.subtiles)
     loaded = t.x_bytes + (0 if t.resident else t.taps * t.w_bytes)
     loads = max(loaded / BYTES_PER_CYCLE, boxes * CALL)

@@ -36,7 +36,7 @@ START_SHAPES = ((2, 2, 1, 1), (1, 4, 2, 1), (1, 3, 3, 1), (3, 1, 1, 1), (1, 1, 1
 START_STAGES = ((2, 4), (4, 4), (6, 6), (4, 9))
 MOST_STARTS = 3
 
-_TYPES = (DType.FP16, DType.BF16, DType.TF32, DType.FP32, *common.INTEGER_DTYPES)
+_TYPES = (DType.FP16, DType.BF16, DType.TF32, DType.FP32, DType.FP8, *common.INTEGER_DTYPES)
 
 
 class WgmmaImplicitGemm:
@@ -54,7 +54,7 @@ class WgmmaImplicitGemm:
         if problem.dtype not in _TYPES:
             names = ", ".join(dtype.value for dtype in _TYPES)
             return f"dtype={problem.dtype.value} has no kernel on wgmma yet; {names} have"
-        reason = common.not_covered(problem, integers=True) or _not_expressible(problem)
+        reason = common.not_covered(problem, integers=True, fp8=True) or _not_expressible(problem)
         if reason is not None:
             return reason
         try:
@@ -125,8 +125,9 @@ class WgmmaImplicitGemm:
         if c.slabs > (c.tiles if t.mapped else 1):
             raise ConfigError(f"slabs={c.slabs}: expected at most {c.tiles if t.mapped else 1}, a slab for each 64 "
                               "positions whose results TMA writes")  # fmt: skip
-        rate = t.mma_steps * EPS_ACC + (2 * tiling.EPS_SPLIT if t.is_split else 0.0)
-        rules.sums_are_strict(problem, rate, gather(problem).q_size * g.taps)
+        if not t.is_promoted:  # of fp8 there are no sums more exact
+            rate = t.mma_steps * EPS_ACC + (2 * tiling.EPS_SPLIT if t.is_split else 0.0)
+            rules.sums_are_strict(problem, rate, gather(problem).q_size * g.taps)
         self._check_parts(t, target)
         self._check_cluster(t)
         rules.shared_fits("stages and results take", t.shared_bytes, target)
@@ -338,6 +339,8 @@ def _constants(
         "reduce_kernel": reduce.kernel.name,
         "reduce_params": reduce.kernel.params,
         "products": t.products,
+        "promoted": t.is_promoted,
+        "x_sets": t.x_sets,
         "parts": c.parts,
         "cluster": c.cluster > 1,
         "is_early": product.is_early,
@@ -398,6 +401,8 @@ def _constants(
 def _numerics(problem: Conv, t: Tiling) -> Numerics:
     if problem.dtype.is_integer:
         return common.EXACT
+    if t.is_promoted:
+        return Numerics(steps=t.mma_steps, eps_acc=tiling.EPS_FP8)
     eps_in = tiling.EPS_SPLIT if t.is_split else tiling.EPS_TF32 if t.item == 4 else 0.0
     return Numerics(steps=t.mma_steps, eps_acc=EPS_ACC, eps_in=eps_in)
 
@@ -408,6 +413,9 @@ def _numerics_text(problem: Conv, t: Tiling) -> str:
     parts = " Parts are added in order, in fp32." if t.c.parts > 1 else ""
     if t.is_split:
         return f"3xTF32: an fp32 number is two TF32 numbers; of their four products the smallest is left out.{parts}"
+    if t.is_promoted:
+        return ("exact products, sums of a tap and a line as tensor cores cut them to 13 bits, added in order in fp32."
+                f"{parts}")  # fmt: skip
     products = "operands cut to TF32" if t.item == 4 else "exact products"
     return f"{products}, sums in fp32 as tensor cores cut them, in the order of the terms.{parts}"
 
@@ -432,7 +440,7 @@ def _placements(t: Tiling, found: Sources) -> tuple[Placement, ...]:
         Placement(
             "sums",
             "registers",
-            4 * t.sums,
+            4 * t.sum_registers,
             f"{'int32' if g.x.dtype.is_integer else 'fp32'}, in a warpgroup's wgmma fragments",
         ),
     )

@@ -1,6 +1,6 @@
-// conv2d_fprop_wgmma_implicit_gemm_n2c32i13x11_k48f3x3p1_fp32_nhwc_1c539525
+// conv2d_fprop_wgmma_implicit_gemm_n2c32i13x11_k48f3x3p1_fp32_nhwc_da5ea810
 // conv2d n=2 c=32 k=48 in=13x11 filter=3x3 pad=1 layout=nhwc
-// wgmma_implicit_gemm: patches=square,tiles=1,block_n=48,consumers=2,sharing=1,x_stages=3,w_stages=3,slabs=1,split_k=1
+// wgmma_implicit_gemm: patches=square,tiles=1,block_n=48,consumers=2,sharing=1,x_stages=3,w_stages=3,slabs=1,split_k=1,cluster=1
 //
 // Idea       The convolution is a matrix product of the patches of x and the filter. A thread tells the copy engine (TMA) which
 //            tiles of x and w to bring into rings of stages in shared memory; warpgroups multiply them where they lie
@@ -9,13 +9,14 @@
 //            Of x comes the halo of each 8 x 8 results, once for all taps: the rows of a tap's operand are pixels of
 //            the halo, 10 lines from eight results to the next eight, and another tap moves the first of them.
 //            Products are three of TF32: of x a warpgroup loads what it multiplies next into registers and splits it there in two
-//            numbers, while the last products run; w was split before, by a kernel that runs once for constant weights.
+//            numbers, while the last products run; w is split when it is packed.
+//            Before, w is packed: channels as neighbours, in multiples of 16 bytes.
 //            Chetlur et al.: cuDNN: Efficient Primitives for Deep Learning, 2014; Thakkar et al.: CUTLASS, its kernels for Hopper.
 //
 // Notation   y[n, k, o] = sum over c, f of x[n, c, o*stride - pad + f*dilation] * w[k, c, f], of each group
 //            x x   w w   y y   (fprop)
 //            n  batch element     2
-//            c  summed channel    32 a group of 1
+//            c  summed channel    32 a group of 1, with those of zeros
 //            k  result channel    48 a group
 //            o  result position   13 x 11
 //            f  tap               3 x 3
@@ -470,6 +471,24 @@ struct Ring {
     }
 };
 
+// Programmatic dependent launch (sm_90): a kernel that begins before the one before it on the stream has ended.
+//
+// It may when every block of the one before has ended or called grid_dependency_launch. Until grid_dependency_wait returns,
+// when all before has ended and is seen, it touches no global memory. Without such a launch both do nothing.
+
+__device__ __forceinline__ void grid_dependency_wait() {
+#ifndef CONVGEN_SIM
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The next kernel may begin as soon as there is room for it.
+__device__ __forceinline__ void grid_dependency_launch() {
+#ifndef CONVGEN_SIM
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // How wgmma (sm_90a) finds a tile in shared memory: 64 bits of start address, two distances and the swizzle.
 //
 // A tile is 64 rows (of a; as many as the accumulators have columns, of b) by 32 bytes of k. In the layouts of TMA, where
@@ -662,7 +681,6 @@ constexpr int kSets = 2;  // of registers for x: one is multiplied while another
 constexpr int kTaps = 9;
 constexpr int kPanels = 1, kPanelsOfPart = 1;
 constexpr int kChunks = 1;
-constexpr int kXSteps = 1;  // tiles of x of a panel
 constexpr int kUnits = 4, kUnitsOfBlock = kSubtiles;  // subtiles
 constexpr int kTilesM = (kM + kBlockN - 1) / kBlockN;  // of a group, or of those that share a line
 constexpr int kChannelTiles = kGroups / kSharedGroups * kTilesM;
@@ -726,8 +744,24 @@ struct Place {
     }
 };
 
+// w likewise, an element a thread: [result channel][tap][channel]; in two numbers of TF32 each, all big ones, then all small ones.
+extern "C" __global__ void __launch_bounds__(256)
+conv2d_fprop_wgmma_implicit_gemm_pack_w_n2c32i13x11_k48f3x3p1_fp32_nhwc_da5ea810(const float* __restrict__ w, float* __restrict__ packed_w) {
+    grid_dependency_launch();
+    const offset_t at = static_cast<offset_t>(blockIdx.x) * 256 + threadIdx.x;
+    const int channel = at % kQ, tap = at / kQ % 9;
+    const offset_t m = at / (kQ * 9);
+    if (m >= kGroups * kM) return;
+    float value{};
+    if (channel < 32) value = w[m * 288 + tap * 32 + channel * 1];
+    unsigned big, small;
+    split_tf32(value, big, small);
+    packed_w[at] = __uint_as_float(big);
+    packed_w[static_cast<offset_t>(kGroups * kM) * (9 * kQ) + at] = __uint_as_float(small);
+}
+
 extern "C" __global__ void __launch_bounds__(384, 1)
-conv2d_fprop_wgmma_implicit_gemm_n2c32i13x11_k48f3x3p1_fp32_nhwc_1c539525(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap y_map, float* y) {
+conv2d_fprop_wgmma_implicit_gemm_n2c32i13x11_k48f3x3p1_fp32_nhwc_da5ea810(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap y_map, float* y) {
     CONVGEN_SHARED(shared);
     unsigned long long* const x_full = reinterpret_cast<unsigned long long*>(shared + kBarriersAt);
     unsigned long long* const x_empty = x_full + kXStages;
@@ -746,6 +780,7 @@ conv2d_fprop_wgmma_implicit_gemm_n2c32i13x11_k48f3x3p1_fp32_nhwc_1c539525(const 
         for (int slot = 0; slot < kSlots; ++slot) mbarrier_init(turns + slot, kSharing);
         fence_mbarrier_init();
     }
+    grid_dependency_wait();
     __syncthreads();
     const int tiles = (batch * kUnits + kUnitsOfBlock - 1) / kUnitsOfBlock * kChannelTiles;
     const int all = tiles;
@@ -805,7 +840,7 @@ conv2d_fprop_wgmma_implicit_gemm_n2c32i13x11_k48f3x3p1_fp32_nhwc_1c539525(const 
     for (int number = blockIdx.x; number < all; number += gridDim.x, ++turn) {
         const Tile tile(number);
         if (turn % kSlots != slot) {
-            x_ring.skip(tile.panels * kXSteps);
+            x_ring.skip(tile.panels);
             w_ring.skip(tile.panels * kTaps);
             continue;
         }
@@ -926,16 +961,4 @@ conv2d_fprop_wgmma_implicit_gemm_n2c32i13x11_k48f3x3p1_fp32_nhwc_1c539525(const 
         }
     }
     if (thread == 0) cp_async_bulk_wait_group<0>();
-}
-
-// w in two numbers of TF32 each, all big ones, then all small ones. A thread has one.
-extern "C" __global__ void __launch_bounds__(256)
-conv2d_fprop_wgmma_implicit_gemm_filter_n2c32i13x11_k48f3x3p1_fp32_nhwc_1c539525(const float* __restrict__ w, float* __restrict__ filters) {
-    constexpr long long kCount = 13824;
-    const long long at = blockIdx.x * 256ll + threadIdx.x;
-    if (at >= kCount) return;
-    unsigned big, small;
-    split_tf32(w[at], big, small);
-    filters[at] = __uint_as_float(big);
-    filters[kCount + at] = __uint_as_float(small);
 }

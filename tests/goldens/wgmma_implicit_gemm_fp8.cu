@@ -1,6 +1,6 @@
-// conv2d_fprop_wgmma_implicit_gemm_n2c32i13x11_k48f3x3p1_fp8_nhwc_343fff82
+// conv2d_fprop_wgmma_implicit_gemm_n2c32i13x11_k48f3x3p1_fp8_nhwc_2bf1f749
 // conv2d n=2 c=32 k=48 in=13x11 filter=3x3 pad=1 dtype=fp8 out_dtype=fp32 layout=nhwc
-// wgmma_implicit_gemm: patches=square,tiles=1,block_n=48,consumers=2,sharing=1,x_stages=3,w_stages=3,slabs=1,split_k=1
+// wgmma_implicit_gemm: patches=square,tiles=1,block_n=48,consumers=2,sharing=1,x_stages=3,w_stages=3,slabs=1,split_k=1,cluster=1
 //
 // Idea       The convolution is a matrix product of the patches of x and the filter. A thread tells the copy engine (TMA) which
 //            tiles of x and w to bring into rings of stages in shared memory; warpgroups multiply them where they lie
@@ -650,7 +650,6 @@ constexpr int kKSteps = 1;
 constexpr int kTaps = 9;
 constexpr int kPanels = 1, kPanelsOfPart = 1;
 constexpr int kChunks = 1;
-constexpr int kXSteps = 1;  // tiles of x of a panel
 constexpr int kUnits = 4, kUnitsOfBlock = kSubtiles;  // subtiles
 constexpr int kTilesM = (kM + kBlockN - 1) / kBlockN;  // of a group, or of those that share a line
 constexpr int kChannelTiles = kGroups / kSharedGroups * kTilesM;
@@ -725,7 +724,7 @@ __device__ __forceinline__ void promote(float (&sums)[kSharedGroups][kBlockN / 2
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1)
-conv2d_fprop_wgmma_implicit_gemm_n2c32i13x11_k48f3x3p1_fp8_nhwc_343fff82(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap y_map, float* y) {
+conv2d_fprop_wgmma_implicit_gemm_n2c32i13x11_k48f3x3p1_fp8_nhwc_2bf1f749(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap y_map, float* y) {
     CONVGEN_SHARED(shared);
     unsigned long long* const x_full = reinterpret_cast<unsigned long long*>(shared + kBarriersAt);
     unsigned long long* const x_empty = x_full + kXStages;
@@ -803,7 +802,7 @@ conv2d_fprop_wgmma_implicit_gemm_n2c32i13x11_k48f3x3p1_fp8_nhwc_343fff82(const _
     for (int number = blockIdx.x; number < all; number += gridDim.x, ++turn) {
         const Tile tile(number);
         if (turn % kSlots != slot) {
-            x_ring.skip(tile.panels * kXSteps);
+            x_ring.skip(tile.panels);
             w_ring.skip(tile.panels * kTaps);
             continue;
         }

@@ -22,6 +22,7 @@ from conformance import (
 from generators import random_convs
 
 from convgen.binding import preparation
+from convgen.compiler import compile_cuda
 from convgen.errors import ProblemError
 from convgen.gather import gather
 from convgen.lowering import lower
@@ -361,6 +362,23 @@ def test_words_of_a_warp_meet_in_no_bank_twice() -> None:
     ]  # fmt: skip
     assert loads
     assert {site.efficiency for site in loads} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("problem", "changes"),
+    [
+        ("c=3 filter=7x7 stride=2 pad=3 dtype=tf32", {"panel": 7, "tiles": 3}),
+        ("c=3 filter=7x7 stride=2 pad=3 dtype=fp16", {"panel": 7, "tiles": 2, "consumers": 2}),
+        ("c=3 filter=5x5 pad=2 dtype=fp16", {"panel": 5, "tiles": 2}),
+        ("c=16 filter=3x3 pad=1 dtype=fp16", {"panel": 3, "vector": 4, "width": 8}),
+    ],
+)
+def test_words_stay_in_registers(problem: str, changes: dict[str, int]) -> None:
+    """A loop over a line's words that is left as one would keep them in local memory, and wgmma wait for each other."""
+    plan = lower(Conv.parse(f"conv2d n=2 k=32 in=64x64 layout=nhwc {problem}"), STRATEGY, config(**changes), TARGET)
+    binary = compile_cuda(render(plan), TARGET)
+    assert {(kernel.stack, kernel.spill_stores) for kernel in binary.kernels} == {(0, 0)}
+    assert "C75" not in binary.log  # ptxas: wgmma are serialised
 
 
 def test_packed_weights_are_prepared() -> None:

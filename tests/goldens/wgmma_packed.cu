@@ -766,6 +766,23 @@ __device__ __forceinline__ Pack<unsigned, kVector> pixel_words(const unsigned ch
     return words;
 }
 
+// A lane's words of the panel's steps from kFirst on, for all of a warpgroup's positions.
+template <int kFirst, int kCount>
+__device__ __forceinline__ void load_steps(unsigned (&a)[kTiles][4][4], const unsigned char* pixels, const int (&starts)[2], int quarter) {
+    #pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+        #pragma unroll
+        for (int n = 0; n < kCount * 2; n += kVector) {
+            #pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const Pack<unsigned, kVector> words = pixel_words(pixels + t * kSubtileBytes + starts[half], (kFirst * 2 + n) * 4, quarter);
+                #pragma unroll
+                for (int i = 0; i < kVector; ++i) a[t][(n + i) / 2][half + (n + i) % 2 * 2] = words.lane[i];
+            }
+        }
+    }
+}
+
 // Of the terms that a channel of the filter has in a panel, the word that meets those which lane slot % 4 has as operand
 // slot / 4 of a step; zeros where there are none.
 __device__ __forceinline__ unsigned filter_word(const in_t* w, int channel, int panel, int step, int slot) {
@@ -778,6 +795,24 @@ __device__ __forceinline__ unsigned filter_word(const in_t* w, int channel, int 
         if (channel < kM && run < kRuns && first + i >= 0 && first + i < kRun) terms.lane[i] = w[(channel * (kPanels * kRuns) + panel * kRuns + run) * kRun + first + i];
     }
     return word_bits(terms);
+}
+
+// One line's products of all of a warpgroup's positions, as one group.
+template <int kCount>
+__device__ __forceinline__ void multiply(float (&d)[kTiles][kSharedGroups][kBlockN / 2], unsigned (&a)[kTiles][4][4], const unsigned char* tile_of_w, bool accumulate) {
+    const unsigned long long b = wgmma_descriptor<kWgmmaSwizzle128>(tile_of_w, 0, 8 * 128);
+    #pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+        #pragma unroll
+        for (int k = 0; k < kCount; ++k) hold_registers(a[t][k]);
+        wgmma_fence(d[t][0]);
+    }
+    #pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+        #pragma unroll
+        for (int t = 0; t < kTiles; ++t) wgmma_mma_async(d[t][0], a[t][k], wgmma_advance(b, k * 32), accumulate || k > 0);
+    }
+    wgmma_commit_group();
 }
 
 extern "C" __global__ void __launch_bounds__(640, 1)
@@ -859,47 +894,18 @@ conv2d_fprop_wgmma_packed_n2c3i13x16_k12f3x3s2p1_bf16_nhwc_71c0e628(const __grid
         // The sums. While the products of one line run, the words of the next are loaded.
         float d[kTiles][kSharedGroups][kBlockN / 2];
         unsigned a[2][kTiles][4][4];
-        bool accumulate = false;
         #pragma unroll 1
         for (int panel = 0; panel < kPanels; ++panel) {
             const int at_stage = slot * kXStages + x_ring.stage;
             const unsigned char* const pixels = shared + at_stage * kXBytes;
             mbarrier_wait_parity(x_full + at_stage, x_ring.parity);
-            #pragma unroll
-            for (int line = 0; line < kLines; ++line) {
-                const int steps = line + 1 < kLines ? 4 : kSteps - line * 4;
-                #pragma unroll
-                for (int t = 0; t < kTiles; ++t) {
-                    #pragma unroll
-                    for (int n = 0; n < steps * 2; n += kVector) {
-                        #pragma unroll
-                        for (int half = 0; half < 2; ++half) {
-                            const Pack<unsigned, kVector> words = pixel_words(pixels + t * kSubtileBytes + starts[half], (line * 8 + n) * 4, lane % 4);
-                            #pragma unroll
-                            for (int i = 0; i < kVector; ++i) a[line % 2][t][(n + i) / 2][half + (n + i) % 2 * 2] = words.lane[i];
-                        }
-                    }
-                }
-                const unsigned char* const tile_of_w = shared + kWAt + (panel * kLines + line) * kWBytes;
-                const unsigned long long b = wgmma_descriptor<kWgmmaSwizzle128>(tile_of_w, 0, 8 * 128);
-                #pragma unroll
-                for (int t = 0; t < kTiles; ++t) {
-                    #pragma unroll
-                    for (int k = 0; k < steps; ++k) hold_registers(a[line % 2][t][k]);
-                    wgmma_fence(d[t][0]);
-                }
-                #pragma unroll
-                for (int k = 0; k < steps; ++k) {
-                    #pragma unroll
-                    for (int t = 0; t < kTiles; ++t) wgmma_mma_async(d[t][0], a[line % 2][t][k], wgmma_advance(b, k * 32), accumulate || k > 0);
-                }
-                wgmma_commit_group();
-                if (line + 1 == kLines) {  // all words of the panel are in registers: wgmma has begun with them
-                    __syncwarp();
-                    if (lane == 0) mbarrier_arrive(x_empty + at_stage);
-                }
+            {  // steps 0 to 1 of the panel
+                load_steps<0, 2>(a[0], pixels, starts, lane % 4);
+                const unsigned char* const tile_of_w = shared + kWAt + (panel * kLines + 0) * kWBytes;
+                multiply<2>(d, a[0], tile_of_w, panel > 0);
+                __syncwarp();  // all words of the panel are in registers: wgmma has begun with them
+                if (lane == 0) mbarrier_arrive(x_empty + at_stage);
                 wgmma_wait_group<1>();
-                accumulate = true;
             }
             x_ring.next();
         }

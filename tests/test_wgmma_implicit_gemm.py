@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
 from collections.abc import Iterable, Iterator
@@ -188,7 +189,7 @@ def test_operands_of_tf32_are_cut_not_rounded() -> None:
     assert 2 * 2**-11 < (exact - 8) / exact < 2 * plan.numerics.eps_in
 
 
-@pytest.mark.parametrize("patches", PATCHES)
+@pytest.mark.parametrize("patches", EITHER_LAYOUT)
 @pytest.mark.parametrize(
     "channels", ["c=8 k=8", "c=16 k=40", "c=24 k=40", "c=72 k=40", "c=64 k=40 groups=2", "c=32 k=32 groups=4"]
 )
@@ -217,7 +218,7 @@ def test_the_filter_is_split_once_for_constant_weights() -> None:
     plan = lower(Conv.parse("conv2d n=1 c=32 in=8 k=32 filter=3 layout=nhwc"), STRATEGY, None, TARGET)
     found = preparation(plan)
     assert found.steps == {0}
-    assert found.buffers == ("filters",)
+    assert found.buffers == ("packed_w",)
     assert not found.weights_used_later
 
 
@@ -228,7 +229,7 @@ def test_fast_problems_are_multiplied_once() -> None:
         assert report.report.counters.flops == products * 2 * 64 * 32 * 288
 
 
-@pytest.mark.parametrize("patches", PATCHES)
+@pytest.mark.parametrize("patches", EITHER_LAYOUT)
 @pytest.mark.parametrize(
     "channels", ["c=16 k=24", "c=144 k=40", "c=272 k=8", "c=128 k=32 groups=2", "c=128 k=64 groups=4"]
 )
@@ -500,7 +501,29 @@ def test_packed_weights_are_prepared() -> None:
     plan = lower(Conv.parse(LAYER.replace("nhwc", "nchw")), STRATEGY, config(), TARGET)
     assert [buffer.name for buffer in plan.workspace] == ["packed_w", "packed_x"]
     found = preparation(plan)
-    assert (found.steps, found.buffers, found.weights_used_later) == (frozenset({0}), ("packed_w",), False)
+    assert (found.steps, found.buffers, found.weights_used_later) == (frozenset({1}), ("packed_w",), False)
+
+
+@pytest.mark.parametrize(
+    ("problem", "changes", "early"),
+    [
+        (LAYER, {}, [False]),
+        (LAYER, {"split_k": 2}, [False, True]),
+        (LAYER.replace("nhwc", "nchw"), {}, [False, True, True]),
+        (LAYER.replace("nhwc", "nchw"), {"split_k": 2}, [False, True, True, True]),
+        (LAYER.replace("fp16", "fp32"), {}, [False, True]),
+    ],
+)
+def test_what_follows_in_a_plan_begins_early(problem: str, changes: dict[str, int], early: list[bool]) -> None:
+    """All but a plan's first kernel wait for the one before, and all that others follow let them begin."""
+    plan = lower(Conv.parse(problem), STRATEGY, config(block_n=16, **changes), FEW)
+    assert [launch.is_early for launch in plan.launches] == early
+    kernels = render(plan).split('extern "C" __global__')[1:]
+    by_name = {kernel.name: text for text in kernels for kernel in plan.kernels if f"{kernel.name}(" in text}
+    for launch, follower in itertools.zip_longest(plan.launches, plan.launches[1:]):
+        text = by_name[launch.kernel.name]
+        assert ("grid_dependency_wait();" in text) == launch.is_early
+        assert ("grid_dependency_launch();" in text) == (follower is not None)
 
 
 @pytest.mark.parametrize(

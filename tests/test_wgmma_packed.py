@@ -352,16 +352,27 @@ def test_x_comes_once_for_all_taps(last: int) -> None:
     assert report.report.counters.written_bytes["global"] == 2 * 16 * last * 8
 
 
-def test_words_of_a_warp_meet_in_no_bank_twice() -> None:
-    """Eight rows of four words each: patches that do not overlap, 24 elements apart."""
-    problem = "conv2d n=1 c=3 in=64x64 k=8 filter=8x8 stride=8 dtype=fp16 layout=nhwc"
-    report, _ = run(problem, tiling(problem, width=8, block_n=8, panel=8).c, ONE)
+@pytest.mark.parametrize(
+    ("shape", "changes", "wavefronts"),
+    [
+        ("c=3 in=64x64 filter=8x8 stride=8", {"width": 8, "panel": 8}, 1),  # rows of four words, 12 words apart
+        ("c=4 in=32x32 filter=4x4 stride=4", {"width": 8, "panel": 4}, 2),  # 8 words apart: the fifth as the first
+        ("c=4 in=32x32 filter=4x4 stride=4", {"width": 8, "panel": 4, "vector": 2}, 1),
+    ],
+)
+def test_words_of_a_warp_meet_in_the_banks_that_are_counted(
+    shape: str, changes: dict[str, int], wavefronts: float
+) -> None:
+    problem = f"conv2d n=1 k=8 dtype=fp16 layout=nhwc {shape}"
+    t = tiling(problem, block_n=8, **changes)
+    assert t.wavefronts == wavefronts
+    report, _ = run(problem, t.c, ONE)
     loads = [
         site for site in report.report.counters.sites
         if site.space == "shared" and not site.is_write and any("pixel_words" in line.text for line in site.place)
     ]  # fmt: skip
     assert loads
-    assert {site.efficiency for site in loads} == {1.0}
+    assert {site.efficiency for site in loads} == {1 / wavefronts}
 
 
 @pytest.mark.parametrize(
@@ -445,6 +456,25 @@ def test_rules(changes: dict[str, int], rule: str) -> None:
 )
 def test_rules_of_other_problems(problem: str, changes: dict[str, int], rule: str) -> None:
     require_refusal(STRATEGY, f"conv2d n=1 k=24 {problem}", config(**changes), rule)
+
+
+@pytest.mark.parametrize(
+    ("problem", "choices"),
+    [
+        # 64 results of stride 2 are 384 elements of a row; a panel is a row's taps or all, of 2 or 10 steps
+        ("c=3 k=64 in=224x224 filter=7x7 stride=2 pad=3",
+         {"width": (32, 16, 8, 4), "vector": (1,), "panel": (1, 7), "w_stages": (2, 3, 4, 6, 7), "slabs": (1, 2)}),
+        # runs of 6 words, of 8 where four are loaded at a time, as one panel of 3 or 4 steps
+        ("c=4 k=12 in=32x32 filter=3x3 stride=2",
+         {"width": (16, 8, 4), "vector": (1, 2, 4), "panel": (1, 3), "w_stages": (1, 2, 3), "slabs": (1,)}),
+        # of 64 rows of the filter 4 are 32 steps
+        ("c=16 k=16 in=64x64 filter=16x8",
+         {"vector": (1, 2, 4), "panel": (1, 2, 4), "w_stages": (2, 3, 4, 6, 32)}),
+    ],
+)  # fmt: skip
+def test_the_space_has_what_may_be_legal(problem: str, choices: dict[str, tuple[int, ...]]) -> None:
+    found = STRATEGY.space(Conv.parse(f"conv2d n=2 dtype=fp16 layout=nhwc {problem}"), TARGET).choices
+    assert {name: found[name] for name in choices} == choices
 
 
 def test_only_hopper_has_it() -> None:

@@ -48,6 +48,8 @@ START_WIDTHS = (64, 128, 256)
 START_SHAPES = ((1, 4, 1), (2, 2, 1), (1, 2, 2), (2, 2, 2))
 """Tiles, consumers and those that share a tile."""
 MOST_STARTS = 3
+MOST_STAGES = 64
+"""Tiles of w that are tried to stay."""
 
 _TYPES = (DType.FP16, DType.BF16, DType.TF32, *common.INTEGER_DTYPES)
 
@@ -59,7 +61,7 @@ class WgmmaPacked:
     name = "wgmma_packed"
     template = "conv/wgmma_packed.cu.j2"
     summary = "Hopper's tensor cores (wgmma) for few channels: taps and channels packed, words gathered to registers"
-    calibrated = False
+    calibrated = True
 
     def why_not(self, problem: Conv, target: Target) -> str | None:
         if target.compute_capability != (9, 0) or not target.arch.endswith("a"):
@@ -78,21 +80,26 @@ class WgmmaPacked:
 
     def space(self, problem: Conv, target: Target) -> Space:
         g = gather(problem)
-        t = PackedTiling(g, _start(g, tiling.WIDTHS[0], 1))
-        tiles = {PackedTiling(g, _start(g, t.c.width, panel)).w_tiles for panel in _panels(g)}
+        plain = self._plain(problem, target)
+        tilings = [PackedTiling(g, config) for config in plain]
+        most_vector = max((t.most_vector for t in tilings), default=1)
+        vectors = tuple(v for v in tiling.VECTORS if v <= most_vector)
+        loads = (dataclasses.replace(config, vector=vector) for config in plain for vector in vectors)
+        w_tiles = {PackedTiling(g, config).w_tiles for config in loads}
+        most_stages = min(max(w_tiles, default=1), MOST_STAGES)
         return Space(
             PackedConfig,
             {
-                "width": _widths(g),
+                "width": tuple(dict.fromkeys(config.width for config in plain)),
                 "tiles": (1, 2, 3, 4),
                 "block_n": _channels(g),
                 "consumers": (1, 2, 3, 4),
                 "sharing": (1, 2, 3, 4),
-                "vector": (1, 2, 4),
-                "panel": _panels(g),
+                "vector": vectors,
+                "panel": tuple(sorted({config.panel for config in plain})),
                 "x_stages": (1, 2, 3, 4),
-                "w_stages": tuple(sorted({2, 3, 4, 6, *(count for count in tiles if count <= 64)})),
-                "slabs": (1, 2),
+                "w_stages": tuple(sorted(n for n in {2, 3, 4, 6, *w_tiles} if n <= most_stages)),
+                "slabs": (1, 2) if any(t.results.mapped for t in tilings) else (1,),
             },
         )
 
@@ -189,11 +196,13 @@ class WgmmaPacked:
         return sorted(legal, key=found.__getitem__)[:MOST_STARTS]
 
     def _legal_start(self, problem: Conv, target: Target) -> PackedConfig:
-        """A plain config: the first that is legal; the last of them is legal wherever any is."""
-        g = gather(problem)
-        starts = [_start(g, width, panel) for width, panel in itertools.product(_widths(g), _panels(g)[::-1])]
-        legal = (s for s in starts if descent.cost_if_legal(self, problem, target, s) < math.inf)
-        return next(legal, starts[-1])
+        """The first plain config that is legal, or if none is, one of them."""
+        return next(iter(self._plain(problem, target)), _plain_configs(gather(problem))[-1])
+
+    def _plain(self, problem: Conv, target: Target) -> list[PackedConfig]:
+        """Plain configs of each width and panel: those that are legal, as wherever any is."""
+        plain = _plain_configs(gather(problem))
+        return [config for config in plain if descent.cost_if_legal(self, problem, target, config) < math.inf]
 
     def cost(self, problem: Conv, config: PackedConfig, target: Target) -> float:
         return wgmma_packed_cost.seconds(problem, PackedTiling(gather(problem), config), target)
@@ -264,8 +273,12 @@ def _panels(g: Gather) -> tuple[int, ...]:
 def _channels(g: Gather) -> tuple[int, ...]:
     """Channels of a tile that are worth trying."""
     whole = wgmma_tiling.wgmma_columns(g.m, g.x.dtype)
-    usual = [n for n in (16, 32, 64, 96, 128, 192, 256) if n < whole]
+    usual = [n for n in (16, 32, 48, 64, 96, 128, 192, 256) if n < whole]
     return tuple(sorted({*usual, *([whole] if whole <= MAX_BOX else [])}))
+
+
+def _plain_configs(g: Gather) -> list[PackedConfig]:
+    return [_start(g, width, panel) for width, panel in itertools.product(_widths(g), _panels(g)[::-1])]
 
 
 def _start(g: Gather, width: int, panel: int) -> PackedConfig:
@@ -371,6 +384,7 @@ def _constants(problem: Conv, t: PackedTiling, target: Target, product: Launch, 
         "square": t.square,
         "position_steps": t.position_steps,
         "by_tma": t.by_tma,
+        "copying": tiling.COPYING,
         "phase": t.phase,
         "lead": t.lead,
         "shifted": t.shifted,

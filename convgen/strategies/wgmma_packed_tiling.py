@@ -26,9 +26,15 @@ STEP_WORDS = STEP_BYTES // WORD_BYTES
 STEPS_OF_LINE = LINE_BYTES // STEP_BYTES
 PIECE_BYTES = 16
 """What TMA copies is a multiple of this and begins at one (measured: else it is an illegal instruction)."""
-VECTORS = (4, 2, 1)
+VECTORS = (1, 2, 4)
 """Words of a load."""
 WIDTHS = (64, 32, 16, 8, 4)
+COPYING = 96
+"""Threads that copy pixels where TMA does not."""
+BANKS = 32
+LANES = 32
+QUARTER = 4
+"""Lanes of a warp that load words of one row."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ class PackedTiling:
         """Of a word."""
         return WORD_BYTES // self.item
 
-    @property
+    @functools.cached_property
     def channels_last(self) -> bool:
         return self.g.x_q == 1 or self.g.q_size == 1
 
@@ -111,7 +117,7 @@ class PackedTiling:
         """Elements from a pixel to the next in its row."""
         return self.g.q_size if self.channels_last else 1
 
-    @property
+    @functools.cached_property
     def whole_pixels(self) -> bool:
         """Whether a copy is of pixels, each of whole pieces of 16 bytes; else of elements of a row."""
         return self.channels_last and self.pixel * self.item % PIECE_BYTES == 0 and self.row > MAX_BOX
@@ -130,14 +136,14 @@ class PackedTiling:
         """Elements of a run."""
         return self.pixel * (self.last.taps if self.merged else 1)
 
-    @property
+    @functools.cached_property
     def run_words(self) -> int:
         """Of a run, in whole loads."""
         return -(-(self.lead + self.run) // (self.elements * self.c.vector)) * self.c.vector
 
     # --- where it begins -----------------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def by_tma(self) -> bool:
         """Whether TMA brings the pixels: rows that begin at a multiple of 16 bytes; else threads copy words."""
         g = self.g
@@ -173,11 +179,11 @@ class PackedTiling:
         if self.shifted:
             return 1
         starts = (self.phase - self.lead, *self.position_steps, *(runs.step for runs in self.runs))
-        return next(v for v in VECTORS if all(start % (v * self.elements) == 0 for start in starts))
+        return next(v for v in VECTORS[::-1] if all(start % (v * self.elements) == 0 for start in starts))
 
     # --- panels --------------------------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def outer_axes(self) -> tuple[Axis, ...]:
         """The axes along which runs lie."""
         return self.g.axes[:-1] if self.merged else self.g.axes
@@ -211,7 +217,7 @@ class PackedTiling:
         """Of the runs of a panel."""
         return math.prod(runs.count for runs in self.runs) * self.run_words
 
-    @property
+    @functools.cached_property
     def k_steps(self) -> int:
         """wgmma of a panel, for each 64 results."""
         together = max(1, self.c.vector // 2)
@@ -262,7 +268,7 @@ class PackedTiling:
             for axis, extent, count in zip(self.g.axes, extents, taps, strict=True)
         )
 
-    @property
+    @functools.cached_property
     def row(self) -> int:
         """Elements of a row of the box."""
         piece = PIECE_BYTES // self.item
@@ -310,12 +316,28 @@ class PackedTiling:
         """Of a stage."""
         return self.c.subtiles * self.subtile_bytes
 
+    @property
+    def copied_words(self) -> float:
+        """Of a panel, by each thread that copies."""
+        return self.c.subtiles * math.prod(self.box_rows) * self.row / self.elements / COPYING
+
+    @property
+    def wavefronts(self) -> float:
+        """Of shared memory, for a warp's load of a word of each lane."""
+        ways = _wavefronts(self.position_steps, self.c.width, self.c.vector, self.elements)
+        return ways * (2 if self.shifted else 1)
+
     # --- shared memory -------------------------------------------------------------------------------
 
     @property
     def w_bytes(self) -> int:
         """Of a tile: four steps of each channel."""
         return self.c.block_n * LINE_BYTES
+
+    @property
+    def made_words(self) -> float:
+        """Of tiles of w that stay, by each thread that multiplies."""
+        return self.c.block_n * self.panels * self.k_steps * STEP_WORDS / (self.c.consumers * WARPGROUP)
 
     @property
     def w_slots(self) -> int:
@@ -390,3 +412,19 @@ class PackedTiling:
             return min(tiles, target.sm_count)
         # A block keeps its channels.
         return min(tiles, max(target.sm_count // self.channel_tiles, 1) * self.channel_tiles)
+
+
+@functools.lru_cache(maxsize=4096)
+def _wavefronts(steps: tuple[int, ...], width: int, vector: int, elements: int) -> float:
+    """Mean of a warpgroup's warps: a load of several words is made for so many fewer lanes at a time."""
+    lanes = LANES // vector
+    count = 0
+    for first in range(0, ROWS * QUARTER, lanes):
+        words = set()
+        for lane in range(first, first + lanes):
+            row = lane // QUARTER
+            place = row // width * steps[0] + row % width * steps[-1]
+            words |= {place // elements + lane % QUARTER * vector + i for i in range(vector)}
+        banks = [word % BANKS for word in words]
+        count += max(map(banks.count, banks))
+    return count * lanes / (ROWS * QUARTER)

@@ -1,6 +1,6 @@
-// conv2d_fprop_wgmma_packed_n2c3i13x16_k12f3x3s2p1_bf16_nhwc_71c0e628
+// conv2d_fprop_wgmma_packed_n2c3i13x16_k12f3x3s2p1_bf16_nhwc_20cdf699
 // conv2d n=2 c=3 k=12 in=13x16 filter=3x3 stride=2 pad=1 dtype=bf16 layout=nhwc epilogue=bias+relu
-// wgmma_packed: width=32,tiles=1,block_n=16,consumers=4,sharing=1,vector=1,panel=3,x_stages=2,w_stages=1,slabs=1
+// wgmma_packed: width=32,tiles=1,block_n=16,consumers=4,sharing=1,vector=1,panel=3,x_stages=4,w_stages=1,slabs=1
 //
 // Idea       The convolution is a matrix product of the patches of x and the filter. Where pixels have few channels the terms of
 //            one tap do not fill a step of the tensor cores, but the taps of a row and their channels are neighbours in x: they are
@@ -24,7 +24,7 @@
 //            wgmma       64 positions x 16 channels x 16 terms
 //            grid.x      blocks that stay, all tiles of one block of the same channels
 //
-// Shared     +- x, 4 rings of 2 stages of 2048   -+- w,  1 tiles of 2048   -+- results, a slab a warpgroup -+- mbarriers -+
+// Shared     +- x, 4 rings of 4 stages of 2048   -+- w,  1 tiles of 2048   -+- results, a slab a warpgroup -+- mbarriers -+
 //            w: lines of 128 bytes, their pieces of 16 moved by the swizzle
 //
 // Numerics   exact products, sums in fp32 as tensor cores cut them, in the order of the terms.
@@ -643,7 +643,7 @@ constexpr offset_t kYBatch = 672, kYH = 96, kYW = 12;
 // Tunables.
 constexpr int kTiles = 1, kBlockN = 16;
 constexpr int kConsumers = 4, kSharing = 1;
-constexpr int kXStages = 2, kWStages = 1;
+constexpr int kXStages = 4, kWStages = 1;
 
 constexpr int kSlots = kConsumers / kSharing;  // tiles that a block works on at a time
 constexpr int kSubtiles = kSharing * kTiles;
@@ -661,7 +661,7 @@ constexpr int kSubtilesH = 4, kSquareH = 2, kSubtilesW = 1, kSquareW = 32;
 
 constexpr int kXBytes = 2048, kWBytes = 2048;
 constexpr int kSubtileBytes = 2048;  // of x, from the pixels of 64 positions to the next's
-constexpr int kWAt = 16384, kStagingAt = 18432, kBarriersAt = 18432;
+constexpr int kWAt = 32768, kStagingAt = 34816, kBarriersAt = 34816;
 
 // What follows the accumulator, in this order: bias, activation.
 struct Epilogue {
@@ -816,7 +816,7 @@ __device__ __forceinline__ void multiply(float (&d)[kTiles][kSharedGroups][kBloc
 }
 
 extern "C" __global__ void __launch_bounds__(640, 1)
-conv2d_fprop_wgmma_packed_n2c3i13x16_k12f3x3s2p1_bf16_nhwc_71c0e628(const __grid_constant__ TensorMap x, const __nv_bfloat16* __restrict__ w, const __nv_bfloat16* __restrict__ bias, __nv_bfloat16* y) {
+conv2d_fprop_wgmma_packed_n2c3i13x16_k12f3x3s2p1_bf16_nhwc_20cdf699(const __grid_constant__ TensorMap x, const __nv_bfloat16* __restrict__ w, const __nv_bfloat16* __restrict__ bias, __nv_bfloat16* y) {
     CONVGEN_SHARED(shared);
     unsigned long long* const x_full = reinterpret_cast<unsigned long long*>(shared + kBarriersAt);
     unsigned long long* const x_empty = x_full + kSlots * kXStages;
@@ -865,12 +865,15 @@ conv2d_fprop_wgmma_packed_n2c3i13x16_k12f3x3s2p1_bf16_nhwc_71c0e628(const __grid
     }
 
     setmaxnreg_inc<112>();
-    // The tiles of w, once: a thread makes words of it, so many of a step for each channel and step.
-    for (int at = threadIdx.x; at < kBlockN * (kPanels * kSteps * 8); at += kConsumers * 128) {
+    // The tiles of w, once: each thread makes words of them, eight at a time, so that loads do not wait for each other.
+    constexpr int kMade = kBlockN * (kPanels * kSteps * 8), kMaking = kConsumers * 128;
+    #pragma unroll 8
+    for (int i = 0; i < (kMade + kMaking - 1) / kMaking; ++i) {
+        const int at = i * kMaking + threadIdx.x;
         const int channel = at / (kPanels * kSteps * 8), panel = at / (kSteps * 8) % kPanels, word = at % (kSteps * 8);
         const unsigned value = filter_word(w, Tile(blockIdx.x).channel + channel, panel, word / 8, word % 8);
         unsigned char* const line = shared + kWAt + (panel * kLines + word / 32) * kWBytes + channel * 128;
-        store_pack(reinterpret_cast<unsigned*>(swizzled<128>(line + word % 32 * 4)), Pack<unsigned, 1>{value});
+        if (at < kMade) store_pack(reinterpret_cast<unsigned*>(swizzled<128>(line + word % 32 * 4)), Pack<unsigned, 1>{value});
     }
     fence_proxy_async();
     bar_sync(1 + kConsumers, kConsumers * 128);

@@ -139,6 +139,7 @@ def _kernel(launch: Launch, found: KernelReport) -> dict[str, Any]:
         "grid": [_extent(size) for size in launch.grid],
         "block": list(launch.block),
         "cluster": list(launch.cluster),
+        "early": launch.is_early,
         "dynamic_shared_bytes": launch.shared_bytes,
         "arguments": [
             {"name": parameter.name, "ctype": parameter.ctype, **_argument(arg)}

@@ -172,8 +172,10 @@ class Kernel:
 class Launch:
     """Run a kernel. `args` match the kernel's `params` one to one.
 
-    `cluster`: how many neighbouring blocks along each axis run at the same time, as a thread block cluster. Raises
-    UsageError for more than MAX_CLUSTER of them, and for a grid that is not a multiple of them whatever the sizes.
+    `cluster`: how many neighbouring blocks along each axis run at the same time, as a thread block cluster. `is_early`:
+    it may begin before the step before it has ended, for which its kernel waits before it touches memory
+    (`device/grid_dependency.cuh`; compute capability 9.0 and on, like clusters). Raises UsageError for a cluster of
+    more than MAX_CLUSTER blocks, and for a grid that is not a multiple of them whatever the sizes.
     """
 
     kernel: Kernel
@@ -182,6 +184,7 @@ class Launch:
     args: tuple[Arg, ...]
     shared_bytes: int = 0
     cluster: tuple[int, int, int] = (1, 1, 1)
+    is_early: bool = False
 
     def __post_init__(self) -> None:
         if min(self.cluster) < 1 or self.cluster_blocks > MAX_CLUSTER:
@@ -294,8 +297,8 @@ class Plan:
     `template` (beneath `templates/`, or the absolute path of one that a strategy outside the package brings) and
     `constants` are what `render` needs; `alignment` gives, per tensor, the byte alignment its
     vector loads rely on (a tensor not listed needs only that of its elements): a runtime stages a copy of
-    an array that does not meet it, or whose strides are not `TensorSpec.strides`. Raises UsageError for clusters on a
-    target that has none.
+    an array that does not meet it, or whose strides are not `TensorSpec.strides`. Raises UsageError for clusters and
+    early launches on a target that has none.
     """
 
     problem: Problem
@@ -318,9 +321,11 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.name:
             object.__setattr__(self, "name", self.kernels[-1].name)
-        has_clusters = any(launch.cluster_blocks > 1 for launch in self.launches)
-        if has_clusters and self.target.compute_capability < CLUSTERS_SINCE:
-            raise UsageError(f"{self.name}: clusters on {self.target}: expected sm_90 or newer")
+        if self.target.compute_capability < CLUSTERS_SINCE:
+            if any(launch.cluster_blocks > 1 for launch in self.launches):
+                raise UsageError(f"{self.name}: clusters on {self.target}: expected sm_90 or newer")
+            if any(launch.is_early for launch in self.launches):
+                raise UsageError(f"{self.name}: early launches on {self.target}: expected sm_90 or newer")
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:

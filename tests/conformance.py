@@ -81,6 +81,15 @@ def require_right(strategy: Strategy, problem: str, config: Config | None) -> No
     assert result.status == "ok", result.reason
 
 
+def require_golden(name: str, text: str, request: pytest.FixtureRequest) -> None:
+    """The emitted text is that of the golden file of that name."""
+    golden = GOLDENS / f"{name}.cu"
+    if request.config.getoption("--update-goldens"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(text)
+    assert text == golden.read_text(), f"the text of {name} changed; --update-goldens accepts it"
+
+
 def require_terms_to_vanish(strategy: Strategy, config: Config) -> None:
     """In dgrad an infinite weight reaches only the pixels whose gradient it is; 0 * inf at the edge would be NaN."""
     problem = Conv.parse("conv2d n=1 c=1 in=12x20 k=1 filter=3x3 pad=1 direction=dgrad")
@@ -173,11 +182,7 @@ class StrategyConformance:
         plan = lower(Conv.parse(self.golden_problem), self.strategy, None, TARGET)
         text = render(plan)
         assert text == render(lower(Conv.parse(self.golden_problem), self.strategy, None, TARGET))
-        golden = GOLDENS / f"{self.strategy.name}.cu"
-        if request.config.getoption("--update-goldens"):
-            golden.parent.mkdir(exist_ok=True)
-            golden.write_text(text)
-        assert text == golden.read_text(), f"the text of {self.strategy.name} changed; --update-goldens accepts it"
+        require_golden(self.strategy.name, text, request)
 
     def test_types_without_a_kernel_are_refused(self) -> None:
         problem = Conv.parse(self.golden_problem.replace("epilogue=bias+relu", ""))

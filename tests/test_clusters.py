@@ -154,6 +154,16 @@ def test_targets_without_clusters_are_refused() -> None:
     dataclasses.replace(alone, target=Target.preset("a100"))
 
 
+def test_early_launches_are_for_targets_that_have_them() -> None:
+    plan = multicast(H200)
+    [launch] = plan.launches
+    early = dataclasses.replace(launch, is_early=True)
+    assert dataclasses.replace(plan, steps=(early,)).launches[0].is_early
+    alone = dataclasses.replace(early, cluster=(1, 1, 1))
+    with pytest.raises(UsageError, match=r"early launches on a100 \(sm_80, 108 SMs\): expected sm_90 or newer"):
+        dataclasses.replace(plan, steps=(alone,), target=Target.preset("a100"))
+
+
 def test_reports_tell_of_clusters() -> None:
     resources = KernelResources("multicast", 32, 0, 0, 0, 0, 0)
     [kernel] = report(multicast(H200), (resources,))

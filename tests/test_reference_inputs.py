@@ -57,14 +57,21 @@ def test_rounding_to_tf32_and_fp8_and_integers() -> None:
     eights = np.random.default_rng(10).standard_normal(2000).astype(np.float32) * 40
     expected = eights.astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
     np.testing.assert_array_equal(round_to(eights, DType.FP8), expected)
-    np.testing.assert_array_equal(round_to([500.0, -1e9], DType.FP8), [448, -448])
+    np.testing.assert_array_equal(round_to([500.0, -1e9, np.inf, np.nan], DType.FP8), [448, -448, 448, np.nan])
     np.testing.assert_array_equal(round_to([-129, 0.5, 1.5, 200], DType.INT8), [-128, 0, 2, 127])
     np.testing.assert_array_equal(round_to([-1, 255.4, 256], DType.UINT8), [0, 255, 255])
-    with pytest.raises(TypeError, match="fp8"):
-        encode(values, DType.FP8)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "tf32", "fp16", "bf16", "int8", "uint8"])
+def test_bits_of_fp8_are_those_of_ml_dtypes() -> None:
+    bits = np.arange(256, dtype=np.uint8)
+    values = bits.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    np.testing.assert_array_equal(decode(bits, DType.FP8), values)
+    np.testing.assert_array_equal(decode(bits.view(ml_dtypes.float8_e4m3fn), DType.FP8), values)
+    np.testing.assert_array_equal(encode(values, DType.FP8) & 0x7F, bits & 0x7F)
+    np.testing.assert_array_equal((encode(values, DType.FP8) ^ bits)[~np.isnan(values)], 0)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "tf32", "fp16", "bf16", "fp8", "int8", "uint8"])
 @pytest.mark.parametrize("kind", ["normal", "positive", "small_integers", "specials"])
 def test_inputs_are_what_their_dtype_holds(dtype: str, kind: Any) -> None:
     problem = Conv.parse(f"conv2d n=2 c=3 k=4 in=5 filter=3 dtype={dtype} epilogue=bias accumulate=yes")

@@ -10,7 +10,7 @@ import numpy
 from convgen.errors import WrongResultError
 from convgen.problem import TensorSpec
 from convgen.reference.arrays import Array, Module, quiet
-from convgen.reference.rounding import FORMATS, decode
+from convgen.reference.rounding import FORMATS, decode, saturated
 from convgen.reference.sampled import Indices
 
 _SHOWN = 5
@@ -71,18 +71,18 @@ class Comparison:
 def compare(
     spec: TensorSpec, got: Array, reference: Array, bound: Array, xp: Module = numpy, indices: Indices | None = None
 ) -> Comparison:
-    """Compare an output (numbers, or bf16 bits as uint16) with `reference` element by element.
+    """Compare an output (numbers, or bits of bf16 as uint16 and of fp8 as uint8) with `reference` element by element.
 
     Shapes are equal: that of the output in logical order, or one vector for flat `indices`. Where the reference is NaN
     or infinite, so must be the answer, sign included; with an infinite bound a NaN or any infinity will do. Where it is
-    within `bound` of what `spec`, the output's, rounds to infinity, an infinity of its sign is right too. Raises
-    WrongResultError if the shapes differ.
+    within `bound` of what `spec`, the output's, rounds to infinity, an infinity of its sign is right too; fp8 has its
+    largest number for what is larger. Raises WrongResultError if the shapes differ.
     """
     if got.shape != reference.shape:
         raise WrongResultError(f"output of shape {got.shape}: expected {reference.shape}")
     shape = reference.shape if indices is None else spec.shape
     got = decode(got, spec.dtype, xp).ravel()
-    reference, bound = reference.ravel(), xp.broadcast_to(bound, reference.shape).ravel()
+    reference, bound = saturated(reference.ravel(), spec.dtype, xp), xp.broadcast_to(bound, reference.shape).ravel()
     comparable = xp.isfinite(got) & xp.isfinite(reference)
     error = xp.where(comparable, xp.abs(got - reference), 0.0)
     right = xp.where(comparable, error <= bound, _same_special(spec, got, reference, bound, xp))

@@ -10,7 +10,7 @@ import numpy
 from convgen.problem import Conv, TensorSpec
 from convgen.reference.arrays import Array, Module
 from convgen.reference.bounds import reduction_length, small_integer
-from convgen.reference.rounding import INTEGER_RANGE, round_to
+from convgen.reference.rounding import INTEGER_RANGE, round_to, saturated
 
 InputKind = Literal["normal", "positive", "small_integers", "specials"]
 
@@ -37,6 +37,7 @@ def make_inputs(problem: Conv, seed: int, kind: InputKind = "normal", xp: Module
         made[first.name] = round_to(made[first.name], first.dtype, xp)
     if kind == "specials" and not first.dtype.is_integer:
         plant_specials(made[first.name], generator, xp)
+        made[first.name] = saturated(made[first.name], first.dtype, xp)
     return made
 
 

@@ -49,7 +49,7 @@ INTEGER_RANGE = {DType.INT8: (-128, 127), DType.UINT8: (0, 255), DType.INT32: (-
 def round_to(values: Array, dtype: DType, xp: Module = numpy) -> Array:
     """`values` (float64, any shape) rounded to `dtype`, as float64. tf32 here is the rounding a multiply applies.
 
-    Floats overflow to infinity (fp8 saturates to 448), integers saturate; NaN stays NaN in floats.
+    Floats overflow to infinity (fp8, which has none, saturates to 448), integers saturate; NaN stays NaN in floats.
     """
     values = xp.asarray(values, dtype=xp.float64)
     if dtype.is_integer:
@@ -60,19 +60,21 @@ def round_to(values: Array, dtype: DType, xp: Module = numpy) -> Array:
     exponent = xp.maximum(xp.frexp(values)[1], form.least_exponent + 1) - form.digits
     rounded = xp.ldexp(xp.rint(xp.ldexp(values, -exponent)), exponent)
     if dtype is DType.FP8:
-        rounded = xp.clip(rounded, -form.largest, form.largest)
-    else:
-        rounded = xp.where(xp.abs(rounded) > form.largest, xp.copysign(xp.inf, values), rounded)
+        return saturated(rounded, dtype, xp)
+    rounded = xp.where(xp.abs(rounded) > form.largest, xp.copysign(xp.inf, values), rounded)
     return xp.where(xp.isfinite(values), rounded, values)
 
 
 def encode(values: Array, dtype: DType, xp: Module = numpy) -> Array:
     """`values` rounded to `dtype` and stored as it lies in memory.
 
-    fp32 and tf32 become float32, fp16 float16, integers their own type; bf16 becomes its bits as uint16.
-    Raises TypeError for fp8.
+    fp32 and tf32 become float32, fp16 float16, integers their own type; bf16 becomes its bits as uint16, fp8 as uint8.
     """
     rounded = round_to(values, dtype.storage, xp)
+    if dtype is DType.FP8:
+        magnitude = xp.searchsorted(_fp8_magnitudes(xp), xp.abs(rounded))
+        magnitude = xp.where(xp.isnan(rounded), _FP8_NAN, magnitude)
+        return (magnitude + 128 * xp.signbit(rounded)).astype(xp.uint8)
     if dtype is DType.BF16:
         return (rounded.astype(xp.float32).view(xp.uint32) >> 16).astype(xp.uint16)
     return rounded.astype(_stored_as(dtype))
@@ -80,14 +82,33 @@ def encode(values: Array, dtype: DType, xp: Module = numpy) -> Array:
 
 def decode(stored: Array, dtype: DType, xp: Module = numpy) -> Array:
     """The float64 values of an array that `encode` made, or of one that a kernel wrote."""
+    if dtype is DType.FP8 and stored.dtype == xp.uint8:
+        magnitude = xp.append(_fp8_magnitudes(xp), xp.nan)[(stored & _FP8_NAN).astype(xp.int32)]
+        return xp.where(stored & 128, -magnitude, magnitude)
     if dtype is DType.BF16 and stored.dtype == xp.uint16:
         stored = (stored.astype(xp.uint32) << 16).view(xp.float32)
     return stored.astype(xp.float64)
 
 
+def saturated(values: Array, dtype: DType, xp: Module = numpy) -> Array:
+    """`values` with what fp8, which has no infinity, cannot hold become its largest number; others as they are."""
+    if dtype is not DType.FP8:
+        return values
+    largest = FORMATS[dtype].largest
+    return xp.clip(values, -largest, largest)
+
+
+_FP8_NAN = 0x7F
+
+
+def _fp8_magnitudes(xp: Module) -> Array:
+    """The values of the bits 0 to 0x7e: they grow with them."""
+    bits = xp.arange(_FP8_NAN)
+    exponent, mantissa = bits >> 3, (bits & 7).astype(xp.float64)
+    return xp.ldexp(mantissa + 8 * (exponent > 0), xp.maximum(exponent, 1) - 10)
+
+
 def _stored_as(dtype: DType) -> str:
     names = {DType.FP32: "float32", DType.FP16: "float16"}
     names |= {DType.INT8: "int8", DType.UINT8: "uint8", DType.INT32: "int32"}
-    if dtype.storage not in names:
-        raise TypeError(f"dtype {dtype}: no array type holds it; expected fp32, tf32, fp16, bf16 or an integer type")
     return names[dtype.storage]

@@ -92,19 +92,27 @@ def launch_call(
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The driver call that puts a launch of `grid` blocks on a stream, and what it takes."""
     cuda = driver()
-    if launch.cluster_blocks == 1:
+    if launch.cluster_blocks == 1 and not launch.is_early:
         return cuda.cuLaunchKernel, (function, *grid, *launch.block, launch.shared_bytes, stream, pointers, 0)
     config = cuda.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid
     config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
     config.sharedMemBytes = launch.shared_bytes
     config.hStream = stream
-    cluster = cuda.CUlaunchAttribute()
-    cluster.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    extents = cluster.value.clusterDim
-    extents.x, extents.y, extents.z = launch.cluster
-    config.attrs = [cluster]
-    config.numAttrs = 1
+    attributes = []
+    if launch.cluster_blocks > 1:
+        cluster = cuda.CUlaunchAttribute()
+        cluster.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        extents = cluster.value.clusterDim
+        extents.x, extents.y, extents.z = launch.cluster
+        attributes.append(cluster)
+    if launch.is_early:
+        early = cuda.CUlaunchAttribute()
+        early.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        early.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(early)
+    config.attrs = attributes
+    config.numAttrs = len(attributes)
     return cuda.cuLaunchKernelEx, (config, function, pointers, 0)
 
 

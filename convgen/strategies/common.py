@@ -21,7 +21,12 @@ INTEGER_DTYPES = (DType.INT8, DType.UINT8)
 EXACT = Numerics(steps=1)
 """Of sums of integers: they are exact, and rounded once where fp32 takes them."""
 
-_HEADERS = {"float": "device/fp32.cuh", "__half": "device/fp16.cuh", "__nv_bfloat16": "device/bf16.cuh"}
+_HEADERS = {
+    "float": "device/fp32.cuh",
+    "__half": "device/fp16.cuh",
+    "__nv_bfloat16": "device/bf16.cuh",
+    "__nv_fp8_e4m3": "device/fp8.cuh",
+}
 _BORDERS = {
     PadMode.ZEROS: "kZeros",
     PadMode.REPLICATE: "kReplicate",
@@ -39,15 +44,18 @@ _ACTIVATIONS = {
 }
 
 
-def not_covered(problem: Conv, integers: bool = False) -> str | None:
-    """Why a kernel cannot take the problem's types or extents; None if it can. `integers`: it also sums in int32."""
+def not_covered(problem: Conv, integers: bool = False, fp8: bool = False) -> str | None:
+    """Why a kernel cannot take the problem's types or extents; None if it can.
+
+    `integers`: it also sums in int32; `fp8`: it also takes and stores that.
+    """
     if integers and problem.dtype in INTEGER_DTYPES:
         reason = _integers_not_covered(problem)
         if reason is not None:
             return reason
     else:
         for role, dtype in (("dtype", problem.dtype), ("out_dtype", problem.out_dtype)):
-            if dtype not in SIMT_DTYPES:
+            if dtype not in SIMT_DTYPES and not (fp8 and dtype is DType.FP8):
                 names = ", ".join(d.value for d in (*SIMT_DTYPES, *INTEGER_DTYPES * integers))
                 return f"{role}={dtype.value} has no kernel yet; CUDA cores compute {names}"
     coarse = problem.spatial if problem.transposed else problem.out

@@ -16,10 +16,11 @@ def launch(
     block: tuple[int, int, int],
     shared_bytes: int = 0,
     cluster: tuple[int, int, int] = (1, 1, 1),
+    is_early: bool = False,
 ) -> Launch:
     """The launch of a kernel of that name which takes the operands in this order."""
     kernel = Kernel(name, tuple(param for param, _ in operands))
-    return Launch(kernel, grid, block, tuple(arg for _, arg in operands), shared_bytes, cluster)
+    return Launch(kernel, grid, block, tuple(arg for _, arg in operands), shared_bytes, cluster, is_early)
 
 
 def x(g: Gather) -> Operand:

@@ -104,7 +104,7 @@ def why_not(problem: Conv, target: Target, types: tuple[DType, ...]) -> str | No
     if problem.dtype not in types:
         names = ", ".join(dtype.value for dtype in types)
         return f"dtype={problem.dtype.value} has no kernel on wgmma yet; {names} have"
-    reason = common.not_covered(problem, integers=True)
+    reason = common.not_covered(problem, integers=True, fp8=DType.FP8 in types)
     if reason is not None:
         return reason
     if problem.direction is not Direction.FPROP or problem.transposed:

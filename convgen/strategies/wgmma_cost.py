@@ -28,10 +28,14 @@ STRAIGHT_RESULT = 16
 """Of one straight to y: the pairs of a warp are pieces of eight rows, and the memory unit takes a row a cycle."""
 CLUSTER_START = 2500
 """Cycles in which a cluster's blocks start and end, one tile each."""
+TOGETHER = 18
+"""Multiprocessors that a cluster's blocks lie on some of."""
 CLUSTER_RESULT = 15
 """Cycles a result of a thread whose parts lie in several blocks."""
 STORE = 8
 """Cycles a store of a thread, where channels-first results leave by threads."""
+PROMOTION = 0.6
+"""Cycles of a thread's sum that goes on in fp32, where no other warpgroup multiplies meanwhile."""
 TURN = 300
 """Cycles from the last product that a warpgroup gives to the next one's first, where they take turns in order."""
 BYTES_PER_CYCLE = 86
@@ -48,7 +52,7 @@ def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -
     tiles, split = t.tiles(batch), t.split_tiles(batch, target)
     turns: float = math.ceil((tiles - split) / t.blocks(batch, target))
     if c.cluster > 1:
-        turns = math.ceil(tiles * c.cluster / target.sm_count)
+        turns = math.ceil(tiles / _clusters(c.cluster, target))
     if split:
         turns += math.ceil(split * c.split_k / target.sm_count) * t.panels_of_part / t.panels
     slots = c.slots
@@ -58,6 +62,8 @@ def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -
     steps = t.shared_groups * t.k_steps * c.subtiles
     wgmma = max(t.c.block_n / COLUMNS_PER_CYCLE, LEAST_WGMMA) * steps * t.products
     step = wgmma * slowed + ALONE * (c.consumers == 1) + SPLIT * steps * t.is_split
+    if t.is_promoted and c.consumers == 1:
+        step += PROMOTION * t.sums
     boxes = {"rows": t.most_rows, "im2col": 1}.get(c.patches, c.subtiles)
     loaded = t.x_bytes + (0 if t.resident else t.taps * t.w_bytes)
     loads = max(loaded / BYTES_PER_CYCLE, boxes * CALL)
@@ -80,6 +86,12 @@ def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -
             # Besides what the product reads in its place, the original is read and this written.
             total += LAUNCH_SECONDS + 2 * nbytes / target.attainable.bandwidth
     return total
+
+
+def _clusters(blocks: int, target: Target) -> int:
+    """Clusters that run at a time: each on multiprocessors that lie together."""
+    whole, rest = divmod(target.sm_count, TOGETHER)
+    return whole * (TOGETHER // blocks) + rest // blocks or 1
 
 
 def _results(t: Tiling) -> float:

@@ -45,7 +45,7 @@ START_SHAPES = ((2, 2, 1, 1), (1, 4, 2, 1), (1, 3, 3, 1), (3, 1, 1, 1), (1, 1, 1
 START_STAGES = ((2, 4), (4, 4), (6, 6), (4, 9))
 MOST_STARTS = 3
 
-_TYPES = (DType.FP16, DType.BF16, DType.TF32, DType.FP32, *common.INTEGER_DTYPES)
+_TYPES = (DType.FP16, DType.BF16, DType.TF32, DType.FP32, DType.FP8, *common.INTEGER_DTYPES)
 
 
 class WgmmaImplicitGemm:
@@ -111,8 +111,9 @@ class WgmmaImplicitGemm:
             raise ConfigError(f"{t.sums} sums of a thread and what goes with them take about {t.registers} registers, "
                               f"with {c.consumers} consumers a thread has {limit}")  # fmt: skip
         wgmma_block.check_instruction(c)
-        rate = t.mma_steps * EPS_ACC + (2 * tiling.EPS_SPLIT if t.is_split else 0.0)
-        rules.sums_are_strict(problem, rate, gather(problem).q_size * g.taps)
+        if not t.is_promoted:  # of fp8 there are no sums more exact
+            rate = t.mma_steps * EPS_ACC + (2 * tiling.EPS_SPLIT if t.is_split else 0.0)
+            rules.sums_are_strict(problem, rate, gather(problem).q_size * g.taps)
         self._check_parts(t, target)
         self._check_cluster(t)
         rules.shared_fits("stages and results take", t.shared_bytes, target)
@@ -214,10 +215,10 @@ class WgmmaImplicitGemm:
         results = (*operands.epilogue(problem), operands.y(g), *operands.runtime_batch(g))
         grid = t.blocks(g.batch_size if g.batch is not None else problem.max_batch or g.batch_size, target)
         name = common.kernel_name(problem, self.name, c)
-        product = operands.launch(name, (*mapped, *partial, *results), (grid, 1, 1), (c.threads, 1, 1), t.shared_bytes,
-                                    (c.cluster, 1, 1))  # fmt: skip
-        reduce = _reduce(problem, t, target, results)
         packings = wgmma_sources.packings(problem, found, self.name, c)
+        product = operands.launch(name, (*mapped, *partial, *results), (grid, 1, 1), (c.threads, 1, 1), t.shared_bytes,
+                                  (c.cluster, 1, 1), is_early=bool(packings))  # fmt: skip
+        reduce = _reduce(problem, t, target, results)
         launches = (*(p.launch for p in packings.values()), product, *((reduce,) if partial else ()))
         return Plan(
             problem, self.name, c, target,
@@ -269,7 +270,7 @@ def _reduce(problem: Conv, t: Tiling, target: Target, results: tuple[Operand, ..
     pairs = t.c.block_m * t.w_rows // 2
     grid = (-(-pairs // partial_sums.THREADS), max(t.split_tiles(t.g.batch_size, target), 1), 1)
     name = common.kernel_name(problem, STRATEGY.name, t.c, "reduce")
-    return operands.launch(name, (parts, *results), grid, (partial_sums.THREADS, 1, 1))
+    return operands.launch(name, (parts, *results), grid, (partial_sums.THREADS, 1, 1), is_early=True)
 
 
 # --- what the template is told ------------------------------------------------------------------------
@@ -309,8 +310,11 @@ def _constants(
         "reduce_kernel": reduce.kernel.name,
         "reduce_params": reduce.kernel.params,
         "products": t.products,
+        "promoted": t.is_promoted,
+        "x_sets": t.x_sets,
         "parts": c.parts,
         "cluster": c.cluster > 1,
+        "is_early": product.is_early,
         "multiprocessors": target.sm_count,
         "wgmma_type": "tf32" if problem.dtype is DType.FP32 else problem.dtype.value,
         "wgmma_extents": [c.block_n],
@@ -357,6 +361,8 @@ def _constants(
 def _numerics(problem: Conv, t: Tiling) -> Numerics:
     if problem.dtype.is_integer:
         return common.EXACT
+    if t.is_promoted:
+        return Numerics(steps=t.mma_steps, eps_acc=tiling.EPS_FP8)
     eps_in = tiling.EPS_SPLIT if t.is_split else wgmma_block.EPS_TF32 if t.item == 4 else 0.0
     return Numerics(steps=t.mma_steps, eps_acc=EPS_ACC, eps_in=eps_in)
 
@@ -367,6 +373,9 @@ def _numerics_text(problem: Conv, t: Tiling) -> str:
     parts = " Parts are added in order, in fp32." if t.c.parts > 1 else ""
     if t.is_split:
         return f"3xTF32: an fp32 number is two TF32 numbers; of their four products the smallest is left out.{parts}"
+    if t.is_promoted:
+        return ("exact products, sums of a tap and a line as tensor cores cut them to 13 bits, added in order in fp32."
+                f"{parts}")  # fmt: skip
     products = "operands cut to TF32" if t.item == 4 else "exact products"
     return f"{products}, sums in fp32 as tensor cores cut them, in the order of the terms.{parts}"
 
@@ -382,7 +391,7 @@ def _placements(t: Tiling, found: Sources) -> tuple[Placement, ...]:
         Placement(
             "sums",
             "registers",
-            4 * t.sums,
+            4 * t.sum_registers,
             f"{'int32' if g.x.dtype.is_integer else 'fp32'}, in a warpgroup's wgmma fragments",
         ),
     )

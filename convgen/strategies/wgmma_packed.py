@@ -188,7 +188,7 @@ class WgmmaPacked:
         pixels = _x_map(t) if t.by_tma else operands.x(g)
         taken = (pixels, filters, *written, *operands.epilogue(problem), operands.y(g), *operands.runtime_batch(g))
         grid = t.blocks(g.batch_size if g.batch is not None else problem.max_batch or g.batch_size, target)
-        product = operands.launch(name, taken, (grid, 1, 1), (c.threads, 1, 1), t.shared_bytes)
+        product = operands.launch(name, taken, (grid, 1, 1), (c.threads, 1, 1), t.shared_bytes, is_early=not t.resident)
         pack = _pack(problem, t)
         launches = (product,) if t.resident else (pack, product)
         return Plan(

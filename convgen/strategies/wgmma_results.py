@@ -53,7 +53,8 @@ class Results:
             return False
         if self.channels_first:
             return self.item == 2
-        return self.whole and self.g.groups * self.g.m * self.item % TMA_ALIGNMENT == 0
+        rows = (self.g.groups * self.g.m, self.channels)
+        return self.whole and all(row * self.item % TMA_ALIGNMENT == 0 for row in rows)
 
     @property
     def mapped(self) -> bool:

@@ -158,12 +158,15 @@ class Packing:
 
 def packings(problem: Conv, found: Sources, strategy: str, config: Config) -> dict[str, Packing]:
     """The kernels that fill what the product reads, by tensor."""
-    makers = {"w": _w_packing, "x": _x_packing}
-    return {
-        tensor: make(problem, found.g, common.kernel_name(problem, strategy, config, f"pack_{tensor}"))
-        for tensor, make in makers.items()
-        if tensor in found.packed
-    }
+    made: dict[str, Packing] = {}
+    for tensor, make in (("x", _x_packing), ("w", _w_packing)):
+        if tensor in found.packed:
+            name = common.kernel_name(problem, strategy, config, f"pack_{tensor}")
+            packing = make(problem, found.g, name)
+            # What follows one of them begins while it still runs.
+            launch = dataclasses.replace(packing.launch, is_early=bool(made))
+            made[tensor] = dataclasses.replace(packing, launch=launch)
+    return made
 
 
 def _x_packing(problem: Conv, product: Gather, name: str) -> Packing:

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 from convgen.gather import Axis, Gather
+from convgen.problem import DType
 from convgen.strategies.implicit_gemm_tiling import STEP_BYTES
 from convgen.strategies.wgmma_block import LINE_BYTES, ROWS, SHARED_ALIGNMENT, BlockConfig
 from convgen.strategies.wgmma_results import Results
@@ -24,6 +25,8 @@ OTHER_REGISTERS = 44
 EPS_SPLIT = 2.0**-22
 """Of three TF32 products: either operand loses 2^-23 of itself, and the product of their small parts, 2^-22, is left
 out."""
+EPS_FP8 = 2.0**-8
+"""Of a wgmma of fp8: its 32 products and the sum are cut to 13 bits of the largest of them."""
 SPLIT_PRODUCTS = 3
 """TF32 products that make one of fp32 numbers."""
 
@@ -87,6 +90,11 @@ class Tiling:
     def is_split(self) -> bool:
         """Whether operands are made two numbers each."""
         return self.products == SPLIT_PRODUCTS
+
+    @property
+    def is_promoted(self) -> bool:
+        """Whether tensor cores' sums of a tap and a line, which they cut short, go on in fp32."""
+        return self.g.x.dtype is DType.FP8
 
     # --- axes and channels ---------------------------------------------------------------------------
 
@@ -324,13 +332,21 @@ class Tiling:
         return self.c.tiles * self.w_rows // 2
 
     @property
+    def sum_registers(self) -> int:
+        """Of a thread: of small products or of fresh sums there are as many again."""
+        return self.sums * (2 if self.is_split or self.is_promoted else 1)
+
+    @property
+    def x_sets(self) -> int:
+        """Sets of registers for the numbers that x is split into: one is multiplied while another is filled."""
+        steps = self.shared_groups * self.k_steps
+        return 2 if steps == 4 else steps
+
+    @property
     def registers(self) -> int:
         """About what a consumer needs."""
-        if not self.is_split:
-            return self.sums + OTHER_REGISTERS
-        steps = self.shared_groups * self.k_steps
-        sets = 2 if steps == 4 else steps
-        return 2 * self.sums + self.c.tiles * (sets * 8 + 4) + OTHER_REGISTERS
+        split = self.c.tiles * (8 * self.x_sets + 4) if self.is_split else 0
+        return self.sum_registers + split + OTHER_REGISTERS
 
     # --- work ----------------------------------------------------------------------------------------
 
@@ -364,6 +380,9 @@ class Tiling:
 
     @property
     def mma_steps(self) -> int:
-        """Roundings of EPS_ACC that a product meets: those of the wgmma behind it; and of the small products' sum."""
+        """Roundings that a product meets, of EPS_ACC: those of the wgmma behind it; and of the small products' sum. Of
+        EPS_FP8 those of a tap and a line, and that of its sum with the others, in fp32."""
+        if self.is_promoted:
+            return self.k_steps + 1
         steps = self.w_tiles * self.k_steps
         return steps + (1 + steps // 512 if self.is_split else 0)

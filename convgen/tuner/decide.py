@@ -23,7 +23,7 @@ from tuning_db.records import config_text
 
 Origin = Literal["tuned", "unfinished", "stale", "neighbour", "predicted"]
 
-WORSE = 1.5
+WORSE = 1.2
 """A neighbour's config is not taken where the cost models predict it this much slower than the best of the defaults."""
 
 

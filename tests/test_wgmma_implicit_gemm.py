@@ -457,7 +457,7 @@ def test_runs_of_channels_first_results(patches: str, last: int) -> None:
         require_right(problem, config(patches=patches))
     t = Tiling(sources(Conv.parse(problem), patches).g, config(patches=patches))
     row = {"im2col": 9 * last, "rows": math.gcd(last, last + 1)}.get(patches, last)
-    assert t.y_run == math.gcd(row, 8)
+    assert t.results.run == math.gcd(row, 8)
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,6 @@ def _results(t: Tiling) -> float:
     if c.cluster > 1:
         return CLUSTER_START + CLUSTER_RESULT * t.sums
     cycles: float = TILE + (RESULT if c.slabs else STRAIGHT_RESULT) * t.sums
-    if t.channels_first and not t.mapped:
-        cycles += STORE * t.sums / (t.y_run if t.staged else 1)
+    if t.results.channels_first and not t.mapped:
+        cycles += STORE * t.sums / (t.results.run if t.results.staged else 1)
     return cycles

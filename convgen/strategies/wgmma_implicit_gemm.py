@@ -15,19 +15,28 @@ from typing import Any
 from convgen.errors import ConfigError
 from convgen.gather import Gather, gather
 from convgen.plan import MAX_CLUSTER, Buffer, Launch, Numerics, Param, Placement, Plan, WorkspaceArg
-from convgen.problem import Conv, Direction, DType, PadMode
+from convgen.problem import Conv, DType
 from convgen.space import Space
-from convgen.strategies import common, descent, operands, partial_sums, rules, wgmma_cost, wgmma_maps, wgmma_sources
+from convgen.strategies import (
+    common,
+    descent,
+    operands,
+    partial_sums,
+    rules,
+    wgmma_block,
+    wgmma_cost,
+    wgmma_maps,
+    wgmma_sources,
+)
 from convgen.strategies import wgmma_tiling as tiling
 from convgen.strategies.implicit_gemm_tiling import EPS_ACC, STEP_BYTES
 from convgen.strategies.operands import Operand
-from convgen.strategies.wgmma_sources import ALIGNMENT, Packing, Sources, sources
+from convgen.strategies.wgmma_block import wgmma_columns
+from convgen.strategies.wgmma_sources import Packing, Sources, sources
 from convgen.strategies.wgmma_tiling import Tiling, WgmmaConfig
 from convgen.target import Target
 from convgen.tensor_map import MAX_BOX
 
-MAX_COUNT = 1 << 30
-"""Positions and tiles that kernels count to."""
 MAX_SPLITS = 64
 MAX_PARTIAL_BYTES = 1 << 30
 START_WIDTHS = (64, 96, 128, 192)
@@ -49,12 +58,7 @@ class WgmmaImplicitGemm:
     calibrated = True
 
     def why_not(self, problem: Conv, target: Target) -> str | None:
-        if target.compute_capability != (9, 0) or not target.arch.endswith("a"):
-            return f"wgmma and TMA are those of sm_90a, the target is {target.arch}"
-        if problem.dtype not in _TYPES:
-            names = ", ".join(dtype.value for dtype in _TYPES)
-            return f"dtype={problem.dtype.value} has no kernel on wgmma yet; {names} have"
-        reason = common.not_covered(problem, integers=True, fp8=True) or _not_expressible(problem)
+        reason = wgmma_block.why_not(problem, target, _TYPES) or wgmma_sources.why_not(gather(problem))
         if reason is not None:
             return reason
         try:
@@ -77,7 +81,7 @@ class WgmmaImplicitGemm:
                 "sharing": (1, 2, 3, 4),
                 "x_stages": (2, 3, 4, 6, 8),
                 "w_stages": tuple(sorted({2, 3, 4, 5, 6, 8, *([t.w_tiles] if t.w_tiles <= 64 else [])})),
-                "slabs": (0, 1, 2) if t.y_item == 4 else (1, 2),
+                "slabs": (0, 1, 2) if t.results.item == 4 else (1, 2),
                 "split_k": tuple(s for s in (1, 2, 4, 8, 16) if s == 1 or (g.batch is not None and s <= most)),
                 "cluster": tuple(s for s in (1, 2, 4, 8) if s == 1 or (g.batch is not None and s <= most)),
             },
@@ -90,41 +94,23 @@ class WgmmaImplicitGemm:
         reason = wgmma_maps.why_not(problem, c.patches)
         if reason is not None:
             raise ConfigError(f"patches={c.patches}: {reason}")
-        if c.consumers not in tiling.REGISTERS:
-            raise ConfigError(f"consumers={c.consumers}: expected 1 to {max(tiling.REGISTERS)}, "
-                              "which with the one that loads make up a block")  # fmt: skip
-        if c.consumers % c.sharing:
-            raise ConfigError(f"sharing={c.sharing}: expected a divisor of consumers={c.consumers}")
+        wgmma_block.check_warpgroups(c)
         t = _tiling(problem, c)
         g = t.g
         self._check_channels(g, t)
         if c.patches == "im2col" and c.block_m > MAX_BOX:
             raise ConfigError(f"a tile of {c.block_m} positions: patches=im2col loads at most {MAX_BOX} at once")
-        if c.w_stages > t.w_tiles:
-            raise ConfigError(f"w_stages={c.w_stages}: there are {t.w_tiles} tiles of w, which then stay")
-        if c.w_stages == 1 and not t.resident:
-            raise ConfigError(f"w_stages=1: expected at least 2 of the {t.w_tiles} tiles of w, one is filled while "
-                              "another is multiplied")  # fmt: skip
         if t.resident and c.parts > 1:
             raise ConfigError(f"w_stages={c.w_stages}: all tiles of w stay, those of {c.parts} parts of the sums "
                               "do not")  # fmt: skip
         if c.x_stages < 2 and t.panels > 1:
             raise ConfigError("x_stages=1: expected at least 2, one is filled while another is multiplied")
-        if t.mbarriers > tiling.MAX_MBARRIERS:
-            raise ConfigError(f"{t.mbarriers} mbarriers of {c.x_stages} x_stages and {c.w_stages} w_stages: expected "
-                              f"at most {tiling.MAX_MBARRIERS}")  # fmt: skip
-        limit = tiling.REGISTERS[c.consumers][1]
+        wgmma_block.check_stages(t)
+        limit = wgmma_block.REGISTERS[c.consumers][1]
         if t.registers > limit:
             raise ConfigError(f"{t.sums} sums of a thread and what goes with them take about {t.registers} registers, "
                               f"with {c.consumers} consumers a thread has {limit}")  # fmt: skip
-        launched = tiling.LAUNCHED_REGISTERS[c.consumers]
-        if c.block_n // 2 + tiling.INSTRUCTION_REGISTERS > launched:
-            most = launched - tiling.INSTRUCTION_REGISTERS
-            raise ConfigError(f"block_n={c.block_n}: one wgmma names {c.block_n // 2} sums, and of the {launched} "
-                              f"registers that threads start with at most {most}")  # fmt: skip
-        if c.slabs > (c.tiles if t.mapped else 1):
-            raise ConfigError(f"slabs={c.slabs}: expected at most {c.tiles if t.mapped else 1}, a slab for each 64 "
-                              "positions whose results TMA writes")  # fmt: skip
+        wgmma_block.check_instruction(c)
         if not t.is_promoted:  # of fp8 there are no sums more exact
             rate = t.mma_steps * EPS_ACC + (2 * tiling.EPS_SPLIT if t.is_split else 0.0)
             rules.sums_are_strict(problem, rate, gather(problem).q_size * g.taps)
@@ -132,16 +118,11 @@ class WgmmaImplicitGemm:
         self._check_cluster(t)
         rules.shared_fits("stages and results take", t.shared_bytes, target)
         positions = t.units * (problem.max_batch or g.batch_size) * t.c.block_m // t.units_of_block
-        if positions * t.channel_tiles > MAX_COUNT * tiling.ROWS or positions > MAX_COUNT:
-            raise ConfigError(
-                f"{positions} positions in {t.channel_tiles} tiles of channels: kernels count up to {MAX_COUNT}"
-            )
+        wgmma_block.check_counts(t, positions)
 
     def _check_channels(self, g: Gather, t: Tiling) -> None:
         c = t.c
-        if c.block_n > MAX_BOX or c.block_n != tiling.wgmma_columns(c.block_n, g.x.dtype):
-            multiples = "8, 16, 24 or a multiple of 16" if g.x.dtype.is_integer else "a multiple of 8"
-            raise ConfigError(f"block_n={c.block_n}: expected {multiples} up to {MAX_BOX}, as wgmma makes")
+        wgmma_block.check_columns(c, g.x.dtype)
         if t.w_rows > MAX_BOX:
             raise ConfigError(f"block_n={c.block_n} of {t.shared_groups} groups: TMA brings at most {MAX_BOX} rows")
         if t.shared_groups > 1 and c.block_n != g.m:
@@ -202,7 +183,7 @@ class WgmmaImplicitGemm:
             t = _tiling(problem, plain)
             start = dataclasses.replace(
                 plain,
-                block_n=plain.block_n if t.shared_groups > 1 else min(width, tiling.wgmma_columns(t.g.m, t.g.x.dtype)),
+                block_n=plain.block_n if t.shared_groups > 1 else min(width, wgmma_columns(t.g.m, t.g.x.dtype)),
                 tiles=shape[0],
                 consumers=shape[1],
                 sharing=shape[2],
@@ -230,7 +211,7 @@ class WgmmaImplicitGemm:
         split = t.split_tiles(g.batch_size, target)
         partial = (partial_sums.stored(g),) if split else ()
         read = (wgmma_maps.x_map(t, found.place("x")), wgmma_maps.w_map(t, found.place("w")))
-        mapped = (*read, *((wgmma_maps.y_map(t),) if t.mapped else ()))
+        mapped = (*read, *((t.results.map(),) if t.mapped else ()))
         results = (*operands.epilogue(problem), operands.y(g), *operands.runtime_batch(g))
         grid = t.blocks(g.batch_size if g.batch is not None else problem.max_batch or g.batch_size, target)
         name = common.kernel_name(problem, self.name, c)
@@ -249,25 +230,14 @@ class WgmmaImplicitGemm:
                 *wgmma_sources.workspace(found),
                 *((Buffer("partial", c.split_k * split * t.part_bytes),) if partial else ()),
             ),
-            alignment=_alignment(t) | wgmma_sources.alignment(packings),
+            alignment={g.y.name: t.results.alignment} | wgmma_sources.alignment(packings),
             placements=_placements(t, found),
             numerics=_numerics(problem, t),
             name=name,
         )  # fmt: skip
 
 
-# --- what TMA and wgmma can express -------------------------------------------------------------------
-
-
-def _not_expressible(problem: Conv) -> str | None:
-    if problem.direction is not Direction.FPROP or problem.transposed:
-        return f"{problem.op} {problem.direction.value} has no kernel on wgmma yet; implicit_gemm covers it"
-    g = gather(problem)
-    if g.is_empty or not g.has_terms or g.x.size == 0:
-        return "there is nothing to multiply; direct writes what is left"
-    if g.pad_mode is not PadMode.ZEROS:
-        return f"pad_mode={g.pad_mode.value}: TMA fills what lies outside x with zeros"
-    return wgmma_sources.why_not(g)
+# --- sizes --------------------------------------------------------------------------------------------
 
 
 def _tiling(problem: Conv, config: WgmmaConfig) -> Tiling:
@@ -279,7 +249,7 @@ def _widths(g: Gather, t: Tiling) -> tuple[int, ...]:
     """Channels of a tile that are worth trying."""
     if t.shared_groups > 1:
         return (g.m,)
-    whole = tiling.wgmma_columns(g.m, g.x.dtype)
+    whole = wgmma_columns(g.m, g.x.dtype)
     usual = [n for n in (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256) if n < whole]
     return tuple(sorted({*usual, *([whole] if whole <= MAX_BOX else [])}))
 
@@ -287,8 +257,8 @@ def _widths(g: Gather, t: Tiling) -> tuple[int, ...]:
 def _start(problem: Conv, patches: str) -> WgmmaConfig:
     t = _tiling(problem, tiling.least(patches))
     g = t.g
-    width = g.m if t.shared_groups > 1 else min(tiling.wgmma_columns(g.m, g.x.dtype), 64)
-    return WgmmaConfig(patches, 1, width, 1, 1, 2, min(2, t.w_tiles), 0 if t.y_item == 4 else 1, 1, 1)
+    width = g.m if t.shared_groups > 1 else min(wgmma_columns(g.m, g.x.dtype), 64)
+    return WgmmaConfig(patches, 1, width, 1, 1, 2, min(2, t.w_tiles), 0 if t.results.item == 4 else 1, 1, 1)
 
 
 # --- the sums that are split --------------------------------------------------------------------------
@@ -330,7 +300,8 @@ def _constants(
 ) -> dict[str, Any]:
     g, c = t.g, t.c
     shared = common.gather_constants(problem, g)
-    return {name: shared[name] for name in _SHARED_CONSTANTS} | {
+    known = {name: shared[name] for name in _SHARED_CONSTANTS} | t.results.constants
+    return known | {
         "config": str(c),
         "kernel": product.kernel.name,
         "params": product.kernel.params,
@@ -344,8 +315,6 @@ def _constants(
         "parts": c.parts,
         "cluster": c.cluster > 1,
         "is_early": product.is_early,
-        "sum_t": partial_sums.sum_type(g),
-        "to_out": "static_cast<out_t>" if g.y.dtype.is_integer else "from_float<out_t>",
         "multiprocessors": target.sm_count,
         "wgmma_type": "tf32" if problem.dtype is DType.FP32 else problem.dtype.value,
         "wgmma_extents": [c.block_n],
@@ -378,23 +347,14 @@ def _constants(
         "w_bytes": t.w_bytes,
         "w_rows": t.w_rows,
         "w_line_bytes": t.w_line * t.item,
-        "subtile_bytes": t.subtile_lines * tiling.LINE_BYTES,
+        "subtile_bytes": t.subtile_lines * wgmma_block.LINE_BYTES,
         "w_at": t.w_at,
         "staging_at": t.staging_at,
         "barriers_at": t.barriers_at,
-        "staged": t.staged,
-        "mapped": t.mapped,
         "slabs": c.slabs,
-        "slab_bytes": t.slab_bytes,
-        "channels_first": t.channels_first,
-        "y_run": t.y_run,
-        "y_line": t.y_line,
-        "y_item": t.y_item,
-        "y_swizzle": t.y_swizzle.value,
         "packings": packings,
         "reads_y": problem.accumulate or "residual" in problem.epilogue.operands,
-        "pairs": g.m % 2 == 0 and not t.channels_first,
-        "registers": tiling.REGISTERS[c.consumers],
+        "registers": wgmma_block.REGISTERS[c.consumers],
     }
 
 
@@ -403,7 +363,7 @@ def _numerics(problem: Conv, t: Tiling) -> Numerics:
         return common.EXACT
     if t.is_promoted:
         return Numerics(steps=t.mma_steps, eps_acc=tiling.EPS_FP8)
-    eps_in = tiling.EPS_SPLIT if t.is_split else tiling.EPS_TF32 if t.item == 4 else 0.0
+    eps_in = tiling.EPS_SPLIT if t.is_split else wgmma_block.EPS_TF32 if t.item == 4 else 0.0
     return Numerics(steps=t.mma_steps, eps_acc=EPS_ACC, eps_in=eps_in)
 
 
@@ -418,15 +378,6 @@ def _numerics_text(problem: Conv, t: Tiling) -> str:
                 f"{parts}")  # fmt: skip
     products = "operands cut to TF32" if t.item == 4 else "exact products"
     return f"{products}, sums in fp32 as tensor cores cut them, in the order of the terms.{parts}"
-
-
-def _alignment(t: Tiling) -> dict[str, int]:
-    if t.channels_first:
-        run = t.y_run if t.staged else 1
-        return {t.g.y.name: ALIGNMENT if t.mapped else run * t.g.y.dtype.itemsize}
-    if t.staged:
-        return {t.g.y.name: ALIGNMENT}
-    return {t.g.y.name: 2 * t.g.y.dtype.itemsize} if t.g.m % 2 == 0 else {}
 
 
 def _placements(t: Tiling, found: Sources) -> tuple[Placement, ...]:

@@ -9,6 +9,7 @@ from convgen.problem import Conv
 from convgen.strategies import wgmma_sources
 from convgen.strategies import wgmma_tiling as tiling
 from convgen.strategies.operands import Operand
+from convgen.strategies.wgmma_block import ROWS
 from convgen.strategies.wgmma_tiling import Tiling
 from convgen.tensor_map import MAX_BOX, Im2colMap, Swizzle, TensorMap
 
@@ -75,7 +76,7 @@ def _planes_map(t: Tiling) -> TensorMap:
     g = t.g
     item = g.x.dtype.itemsize
     extents, strides = (g.out, g.x.shape[1], g.batch_size), (g.x_q * item, g.x_batch * item)
-    return TensorMap(g.x.dtype, extents, strides, (tiling.ROWS, t.line, 1), swizzle=Swizzle.B128)
+    return TensorMap(g.x.dtype, extents, strides, (ROWS, t.line, 1), swizzle=Swizzle.B128)
 
 
 def _im2col_map(t: Tiling) -> Im2colMap:
@@ -102,30 +103,3 @@ def w_map(t: Tiling, source: TensorArg | WorkspaceArg) -> Operand:
         extents, strides, box = (*extents, 2), (*strides, g.w.nbytes), (*box, 2)
     found = TensorMap(g.w.dtype, extents, strides, box, swizzle=t.w_swizzle)
     return Param("w", "const __grid_constant__ TensorMap"), TensorMapArg(source, found)
-
-
-def y_map(t: Tiling) -> Operand:
-    """Of y, as the subtiles of a tile lie in it."""
-    g = t.g
-    item = g.y.dtype.itemsize
-    channels = g.groups * g.m
-    if t.channels_first:
-        axes = tuple(reversed(g.axes))
-        extents: tuple[int, ...] = (*(a.out for a in axes), channels, g.batch_size)
-        strides: tuple[int, ...] = tuple(item * s for s in (*(a.y_stride for a in axes[1:]), g.y_m, g.y_batch))
-        box: tuple[int, ...] = (tiling.ROWS, *(1 for _ in axes[1:]), t.w_rows, 1)
-        outermost = batch_extent(1)
-    elif t.c.patches == "im2col":
-        extents = (channels, g.batch_size * g.out)
-        strides = (channels * item,)
-        box = (t.y_line, tiling.ROWS)
-        outermost = batch_extent(g.out)
-    else:
-        axes = tuple(reversed(g.axes))
-        extents = (channels, *(a.out for a in axes), g.batch_size)
-        strides = (*(a.y_stride * item for a in axes), g.y_batch * item)
-        box = (t.y_line, *reversed(t.square), *(1 for _ in t.depth), 1)
-        outermost = batch_extent(1)
-    found = TensorMap(g.y.dtype, extents, strides, box, swizzle=t.y_swizzle)
-    arg = TensorMapArg(TensorArg(g.y.name), found, outermost if g.batch is None else None, is_written=True)
-    return Param("y_map", "const __grid_constant__ TensorMap"), arg

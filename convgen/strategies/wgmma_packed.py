@@ -26,18 +26,17 @@ from convgen.plan import (
     WorkspaceArg,
     batch_extent,
 )
-from convgen.problem import Conv, Direction, DType, PadMode
+from convgen.problem import Conv, DType
 from convgen.space import Space
-from convgen.strategies import common, descent, operands, partial_sums, rules, wgmma_packed_cost, wgmma_tiling
+from convgen.strategies import common, descent, operands, rules, wgmma_block, wgmma_packed_cost
 from convgen.strategies import wgmma_packed_tiling as tiling
 from convgen.strategies.implicit_gemm_tiling import EPS_ACC
 from convgen.strategies.operands import Operand
+from convgen.strategies.wgmma_block import wgmma_columns
 from convgen.strategies.wgmma_packed_tiling import PackedConfig, PackedTiling
 from convgen.target import Target
 from convgen.tensor_map import MAX_BOX, Swizzle, TensorMap
 
-MAX_COUNT = 1 << 30
-"""Positions, tiles and weights that kernels count to."""
 MAX_STEPS = 32
 """Steps of a panel, whose loads are written out."""
 MAX_RUN_WORDS = MAX_STEPS * tiling.STEP_WORDS
@@ -64,12 +63,7 @@ class WgmmaPacked:
     calibrated = True
 
     def why_not(self, problem: Conv, target: Target) -> str | None:
-        if target.compute_capability != (9, 0) or not target.arch.endswith("a"):
-            return f"wgmma and TMA are those of sm_90a, the target is {target.arch}"
-        if problem.dtype not in _TYPES:
-            names = ", ".join(dtype.value for dtype in _TYPES)
-            return f"dtype={problem.dtype.value} has no kernel on wgmma yet; {names} have"
-        reason = common.not_covered(problem, integers=True) or _not_expressible(problem)
+        reason = wgmma_block.why_not(problem, target, _TYPES) or _not_packed(gather(problem))
         if reason is not None:
             return reason
         try:
@@ -99,7 +93,7 @@ class WgmmaPacked:
                 "panel": tuple(sorted({config.panel for config in plain})),
                 "x_stages": (1, 2, 3, 4),
                 "w_stages": tuple(sorted(n for n in {2, 3, 4, 6, *w_tiles} if n <= most_stages)),
-                "slabs": (1, 2) if any(t.results.mapped for t in tilings) else (1,),
+                "slabs": (1, 2) if any(t.mapped for t in tilings) else (1,),
             },
         )
 
@@ -110,42 +104,23 @@ class WgmmaPacked:
         if c.width not in _widths(g):
             raise ConfigError(f"width={c.width}: expected one of {', '.join(map(str, _widths(g)))}, so that 64 results "
                               "are whole rows")  # fmt: skip
-        if c.consumers not in wgmma_tiling.REGISTERS:
-            raise ConfigError(f"consumers={c.consumers}: expected 1 to {max(wgmma_tiling.REGISTERS)}, "
-                              "which with the one that loads make up a block")  # fmt: skip
-        if c.consumers % c.sharing:
-            raise ConfigError(f"sharing={c.sharing}: expected a divisor of consumers={c.consumers}")
+        wgmma_block.check_warpgroups(c)
         t = PackedTiling(g, c)
         if c.vector not in tiling.VECTORS or c.vector > t.most_vector:
             raise ConfigError(f"vector={c.vector}: expected 1, 2 or 4, and at most {t.most_vector}: all results and "
                               "runs begin at multiples of it")  # fmt: skip
         if t.most_panel % c.panel:
             raise ConfigError(f"panel={c.panel}: expected a divisor of the {t.most_panel} that there are")
-        if c.block_n > MAX_BOX or c.block_n != wgmma_tiling.wgmma_columns(c.block_n, g.x.dtype):
-            multiples = "8, 16, 24 or a multiple of 16" if g.x.dtype.is_integer else "a multiple of 8"
-            raise ConfigError(f"block_n={c.block_n}: expected {multiples} up to {MAX_BOX}, as wgmma makes")
+        wgmma_block.check_columns(c, g.x.dtype)
         if t.k_steps > MAX_STEPS:
             raise ConfigError(f"panel={c.panel}: {t.k_steps} steps, expected at most {MAX_STEPS} of one stage")
         rules.sums_are_strict(problem, t.mma_steps * EPS_ACC, g.q_size * g.taps)
         self._check_boxes(t)
-        if c.w_stages > t.w_tiles:
-            raise ConfigError(f"w_stages={c.w_stages}: there are {t.w_tiles} tiles of w, which then stay")
-        if c.w_stages == 1 and not t.resident:
-            raise ConfigError(f"w_stages=1: expected at least 2 of the {t.w_tiles} tiles of w, one is filled while "
-                              "another is multiplied")  # fmt: skip
-        if t.mbarriers > wgmma_tiling.MAX_MBARRIERS:
-            raise ConfigError(f"{t.mbarriers} mbarriers of {c.x_stages} x_stages and {c.w_stages} w_stages: expected "
-                              f"at most {wgmma_tiling.MAX_MBARRIERS}")  # fmt: skip
-        if c.slabs > (c.tiles if t.results.mapped else 1):
-            raise ConfigError(f"slabs={c.slabs}: expected at most {c.tiles if t.results.mapped else 1}, a slab for "
-                              "each 64 positions whose results TMA writes")  # fmt: skip
+        wgmma_block.check_stages(t)
         self._check_registers(t)
         rules.shared_fits("stages and results take", t.shared_bytes, target)
-        positions = t.units * (problem.max_batch or g.batch_size) * wgmma_tiling.ROWS
-        if positions * t.channel_tiles > MAX_COUNT * wgmma_tiling.ROWS or positions > MAX_COUNT:
-            raise ConfigError(
-                f"{positions} positions in {t.channel_tiles} tiles of channels: kernels count up to {MAX_COUNT}"
-            )
+        positions = t.units * (problem.max_batch or g.batch_size) * wgmma_block.ROWS
+        wgmma_block.check_counts(t, positions)
 
     def _check_boxes(self, t: PackedTiling) -> None:
         c = t.c
@@ -170,11 +145,7 @@ class WgmmaPacked:
         if registers > limit:
             raise ConfigError(f"{t.sums} sums of a thread, {t.fragments} words and what goes with them take about "
                               f"{registers} registers, with {c.consumers} consumers a thread has {limit}")  # fmt: skip
-        launched = wgmma_tiling.LAUNCHED_REGISTERS[c.consumers]
-        if c.block_n // 2 + wgmma_tiling.INSTRUCTION_REGISTERS > launched:
-            most = launched - wgmma_tiling.INSTRUCTION_REGISTERS
-            raise ConfigError(f"block_n={c.block_n}: one wgmma names {c.block_n // 2} sums, and of the {launched} "
-                              f"registers that threads start with at most {most}")  # fmt: skip
+        wgmma_block.check_instruction(c)
 
     def default(self, problem: Conv, target: Target) -> PackedConfig:
         starts = self._starts(problem, target) or [self._legal_start(problem, target)]
@@ -213,7 +184,7 @@ class WgmmaPacked:
         t = PackedTiling(g, c)
         name = common.kernel_name(problem, self.name, c)
         filters = operands.w(g) if t.resident else _w_map(t)
-        written = (t.results.map(),) if t.results.mapped else ()
+        written = (t.results.map(),) if t.mapped else ()
         pixels = _x_map(t) if t.by_tma else operands.x(g)
         taken = (pixels, filters, *written, *operands.epilogue(problem), operands.y(g), *operands.runtime_batch(g))
         grid = t.blocks(g.batch_size if g.batch is not None else problem.max_batch or g.batch_size, target)
@@ -237,14 +208,7 @@ class WgmmaPacked:
 # --- what it is for -----------------------------------------------------------------------------------
 
 
-def _not_expressible(problem: Conv) -> str | None:
-    if problem.direction is not Direction.FPROP or problem.transposed:
-        return f"{problem.op} {problem.direction.value} has no kernel on wgmma yet; implicit_gemm covers it"
-    g = gather(problem)
-    if g.is_empty or not g.has_terms or g.x.size == 0:
-        return "there is nothing to multiply; direct writes what is left"
-    if g.pad_mode is not PadMode.ZEROS:
-        return f"pad_mode={g.pad_mode.value}: TMA fills what lies outside x with zeros"
+def _not_packed(g: Gather) -> str | None:
     if g.groups > 1:
         return f"{g.groups} groups: the channels of one are no neighbours of those of the next tap; direct covers it"
     t = PackedTiling(g, _start(g, _widths(g)[0], 1))
@@ -254,8 +218,8 @@ def _not_expressible(problem: Conv) -> str | None:
     if not t.merged and t.pixel * t.last.spread % t.elements:
         return (f"dilation={t.last.spread} along {t.last.name}: the next tap is {t.pixel * t.last.spread} elements on, "
                 f"no whole words of {t.elements}")  # fmt: skip
-    if g.m * g.q_size * g.taps > MAX_COUNT:
-        return f"{g.w.name} has {g.w.size} elements, kernels count up to {MAX_COUNT}"
+    if g.m * g.q_size * g.taps > wgmma_block.MAX_COUNT:
+        return f"{g.w.name} has {g.w.size} elements, kernels count up to {wgmma_block.MAX_COUNT}"
     return None
 
 
@@ -272,7 +236,7 @@ def _panels(g: Gather) -> tuple[int, ...]:
 
 def _channels(g: Gather) -> tuple[int, ...]:
     """Channels of a tile that are worth trying."""
-    whole = wgmma_tiling.wgmma_columns(g.m, g.x.dtype)
+    whole = wgmma_columns(g.m, g.x.dtype)
     usual = [n for n in (16, 32, 48, 64, 96, 128, 192, 256) if n < whole]
     return tuple(sorted({*usual, *([whole] if whole <= MAX_BOX else [])}))
 
@@ -282,7 +246,7 @@ def _plain_configs(g: Gather) -> list[PackedConfig]:
 
 
 def _start(g: Gather, width: int, panel: int) -> PackedConfig:
-    channels = min(wgmma_tiling.wgmma_columns(g.m, g.x.dtype), 16)
+    channels = min(wgmma_columns(g.m, g.x.dtype), 16)
     c = PackedConfig(width, 1, channels, 1, 1, 1, panel, 1, 1, 1)
     return dataclasses.replace(c, w_stages=min(2, PackedTiling(g, c).w_tiles))
 
@@ -308,12 +272,12 @@ def _x_map(t: PackedTiling) -> Operand:
 
 
 def _packed_words(t: PackedTiling) -> int:
-    return t.g.m * t.w_tiles * (wgmma_tiling.LINE_BYTES // tiling.WORD_BYTES)
+    return t.g.m * t.w_tiles * (wgmma_block.LINE_BYTES // tiling.WORD_BYTES)
 
 
 def _w_map(t: PackedTiling) -> Operand:
-    line = wgmma_tiling.LINE_BYTES // t.item
-    extents, strides = (t.w_tiles * line, t.g.m), (t.w_tiles * wgmma_tiling.LINE_BYTES,)
+    line = wgmma_block.LINE_BYTES // t.item
+    extents, strides = (t.w_tiles * line, t.g.m), (t.w_tiles * wgmma_block.LINE_BYTES,)
     found = TensorMap(t.g.w.dtype, extents, strides, (line, t.c.block_n), swizzle=Swizzle.B128)
     return Param("w_map", "const __grid_constant__ TensorMap"), TensorMapArg(WorkspaceArg("packed"), found)
 
@@ -337,10 +301,11 @@ _SHARED_CONSTANTS = (
 
 
 def _constants(problem: Conv, t: PackedTiling, target: Target, product: Launch, pack: Launch) -> dict[str, Any]:
-    g, c, results = t.g, t.c, t.results
+    g, c = t.g, t.c
     shared = common.gather_constants(problem, g)
     runs = t.runs
-    return {name: shared[name] for name in _SHARED_CONSTANTS} | {
+    known = {name: shared[name] for name in _SHARED_CONSTANTS} | t.results.constants
+    return known | {
         "config": str(c),
         "kernel": product.kernel.name,
         "params": product.kernel.params,
@@ -348,8 +313,6 @@ def _constants(problem: Conv, t: PackedTiling, target: Target, product: Launch, 
         "pack_params": pack.kernel.params,
         "numerics": _numerics_text(problem),
         "filter_t": common.filter_type(g),
-        "sum_t": partial_sums.sum_type(g),
-        "to_out": "static_cast<out_t>" if g.y.dtype.is_integer else "from_float<out_t>",
         "multiprocessors": target.sm_count,
         "wgmma_type": problem.dtype.value,
         "wgmma_extents": [c.block_n],
@@ -399,17 +362,8 @@ def _constants(problem: Conv, t: PackedTiling, target: Target, product: Launch, 
         "w_at": t.w_at,
         "staging_at": t.staging_at,
         "barriers_at": t.barriers_at,
-        "staged": results.staged,
-        "mapped": results.mapped,
         "slabs": c.slabs,
-        "slab_bytes": results.slab_bytes,
-        "y_line": results.line,
-        "y_item": results.item,
-        "y_swizzle": results.swizzle.value,
-        "channels_first": results.channels_first,
-        "y_run": results.run,
         "reads_y": problem.accumulate or "residual" in problem.epilogue.operands,
-        "pairs": g.m % 2 == 0 and not results.channels_first,
         "registers": t.registers,
     }
 
@@ -417,7 +371,7 @@ def _constants(problem: Conv, t: PackedTiling, target: Target, product: Launch, 
 def _numerics(problem: Conv, t: PackedTiling) -> Numerics:
     if problem.dtype.is_integer:
         return common.EXACT
-    eps_in = wgmma_tiling.EPS_TF32 if problem.dtype is DType.TF32 else 0.0
+    eps_in = wgmma_block.EPS_TF32 if problem.dtype is DType.TF32 else 0.0
     return Numerics(steps=t.mma_steps, eps_acc=EPS_ACC, eps_in=eps_in)
 
 

@@ -12,11 +12,17 @@ import math
 from dataclasses import dataclass
 
 from convgen.gather import Axis, Gather
-from convgen.space import Config
-from convgen.strategies import wgmma_tiling
 from convgen.strategies.implicit_gemm_tiling import STEP_BYTES
+from convgen.strategies.wgmma_block import (
+    LAUNCHED_REGISTERS,
+    LINE_BYTES,
+    REGISTERS,
+    ROWS,
+    SHARED_ALIGNMENT,
+    WARPGROUP,
+    BlockConfig,
+)
 from convgen.strategies.wgmma_results import Results
-from convgen.strategies.wgmma_tiling import LINE_BYTES, ROWS, SHARED_ALIGNMENT, WARPGROUP
 from convgen.target import Target
 from convgen.tensor_map import MAX_BOX
 
@@ -38,7 +44,7 @@ QUARTER = 4
 
 
 @dataclass(frozen=True)
-class PackedConfig(Config):
+class PackedConfig(BlockConfig):
     """How the product is tiled, and how its operands come."""
 
     width: int
@@ -61,25 +67,6 @@ class PackedConfig(Config):
     once, by the block."""
     slabs: int
     """Of a warpgroup, for 64 positions' results each on their way from shared memory to y."""
-
-    @property
-    def threads(self) -> int:
-        return WARPGROUP * (self.consumers + 1)
-
-    @property
-    def slots(self) -> int:
-        """Tiles that a block works on at a time."""
-        return self.consumers // self.sharing
-
-    @property
-    def subtiles(self) -> int:
-        """Times 64 results: those of a block's tile."""
-        return self.sharing * self.tiles
-
-    @property
-    def block_m(self) -> int:
-        """Results of a block's tile, of each channel."""
-        return ROWS * self.subtiles
 
 
 @dataclass(frozen=True)
@@ -352,9 +339,15 @@ class PackedTiling:
     def staging_at(self) -> int:
         return self.w_at + self.w_slots * self.c.w_stages * self.w_bytes
 
-    @property
+    @functools.cached_property
     def results(self) -> Results:
-        return Results(self.g, self.c.block_n, self.square)
+        """Those of 64 positions."""
+        straight = self.g.y.dtype.itemsize == 4
+        return Results(self.g, self.c.block_n, self.square, self.last.out, straight=straight)
+
+    @property
+    def mapped(self) -> bool:
+        return self.results.mapped
 
     @property
     def barriers_at(self) -> int:
@@ -380,8 +373,8 @@ class PackedTiling:
     def registers(self) -> tuple[int, int]:
         """Of a thread that brings pixels and of one that multiplies: threads that copy keep what all start with."""
         if self.by_tma:
-            return wgmma_tiling.REGISTERS[self.c.consumers]
-        launched = wgmma_tiling.LAUNCHED_REGISTERS[self.c.consumers]
+            return REGISTERS[self.c.consumers]
+        launched = LAUNCHED_REGISTERS[self.c.consumers]
         return launched, launched
 
     @property

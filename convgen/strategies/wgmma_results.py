@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from convgen.gather import Gather
 from convgen.plan import Param, TensorArg, TensorMapArg, batch_extent
 from convgen.problem import Layout
-from convgen.strategies import common
+from convgen.strategies import common, partial_sums
 from convgen.strategies.operands import Operand
-from convgen.strategies.wgmma_tiling import LINE_BYTES, PIECE, ROWS
+from convgen.strategies.wgmma_block import LINE_BYTES, ROWS
 from convgen.tensor_map import Swizzle, TensorMap
 
 TMA_ALIGNMENT = 16
 """Bytes that what TMA and threads write in pieces begins at a multiple of."""
+PIECE = 8
+"""Results of two bytes that are stored at a time."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """Those of 64 positions that are a box of y, of as many channels as a block's tile has."""
+    """Those of 64 positions, of as many channels as a block's tile has."""
 
     g: Gather
     channels: int
     square: tuple[int, ...]
-    """Positions along the last two axes."""
+    """Positions along the last axes, if they are a box of y."""
+    row: int
+    """Positions that are neighbours in y, from each multiple of so many on."""
+    in_order: bool = False
+    """Whether all positions are counted as they lie in y."""
+    whole: bool = True
+    """Whether no tile reaches into the next group's channels."""
+    straight: bool = False
+    """Whether they go from registers to y."""
 
     @property
     def item(self) -> int:
@@ -37,18 +48,25 @@ class Results:
 
     @property
     def staged(self) -> bool:
-        """Whether they leave through shared memory: those of two bytes, of channels-last in rows of whole pieces."""
-        return self.item == 2 and (self.channels_first or self.g.m % PIECE == 0)
+        """Whether they leave through shared memory: of channels-first those of two bytes, else rows of whole pieces."""
+        if self.straight:
+            return False
+        if self.channels_first:
+            return self.item == 2
+        rows = (self.g.groups * self.g.m, self.channels)
+        return self.whole and all(row * self.item % TMA_ALIGNMENT == 0 for row in rows)
 
     @property
     def mapped(self) -> bool:
         """Whether TMA writes them: of channels-first results 64 that lie in a row."""
-        return self.staged and (not self.channels_first or (self.square[-1] == ROWS and self.run == PIECE))
+        if self.channels_first:
+            return self.staged and self.whole and self.square[-1:] == (ROWS,) and self.run == PIECE
+        return self.staged and (self.in_order or len(self.square) > 0)
 
     @property
     def run(self) -> int:
         """Of channels-first results, neighbours that all lie in one row of y, at a multiple of their size, or none."""
-        return common.power_dividing(math.gcd(self.square[-1], self.g.axes[-1].out), PIECE)
+        return common.power_dividing(math.gcd(*self.square[-1:], self.row), PIECE)
 
     @property
     def line(self) -> int:
@@ -81,19 +99,39 @@ class Results:
     def map(self) -> Operand:
         """Of y, as the positions lie in it."""
         g = self.g
+        channels = g.groups * g.m
         axes = tuple(reversed(g.axes))
         ones = (1,) * (len(axes) - len(self.square))
         if self.channels_first:
-            extents: tuple[int, ...] = (*(a.out for a in axes), g.m, g.batch_size)
+            extents: tuple[int, ...] = (*(a.out for a in axes), channels, g.batch_size)
             steps: tuple[int, ...] = (*(a.y_stride for a in axes[1:]), g.y_m, g.y_batch)
             box: tuple[int, ...] = (*reversed(self.square), *ones, self.channels, 1)
+        elif self.in_order:
+            extents, steps, box = (channels, g.batch_size * g.out), (channels,), (self.line, ROWS)
         else:
-            extents = (g.m, *(a.out for a in axes), g.batch_size)
+            extents = (channels, *(a.out for a in axes), g.batch_size)
             steps = (*(a.y_stride for a in axes), g.y_batch)
             box = (self.line, *reversed(self.square), *ones, 1)
         found = TensorMap(g.y.dtype, extents, tuple(step * self.item for step in steps), box, swizzle=self.swizzle)
-        outermost = batch_extent(1) if g.batch is None else None
+        outermost = batch_extent(g.out if self.in_order else 1) if g.batch is None else None
         return (
             Param("y_map", "const __grid_constant__ TensorMap"),
             TensorMapArg(TensorArg(g.y.name), found, outermost, is_written=True),
         )
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """What templates/conv/wgmma_results.cuh.j2 is told."""
+        return {
+            "staged": self.staged,
+            "mapped": self.mapped,
+            "slab_bytes": self.slab_bytes,
+            "channels_first": self.channels_first,
+            "y_run": self.run,
+            "y_line": self.line,
+            "y_item": self.item,
+            "y_swizzle": self.swizzle.value,
+            "sum_t": partial_sums.sum_type(self.g),
+            "to_out": "static_cast<out_t>" if self.g.y.dtype.is_integer else "from_float<out_t>",
+            "pairs": self.g.m % 2 == 0 and not self.channels_first,
+        }

@@ -22,6 +22,7 @@ from convgen.space import Config
 from convgen.strategies import common, operands
 from convgen.strategies import wgmma_tiling as tiling
 from convgen.strategies.implicit_gemm_tiling import STEP_BYTES
+from convgen.strategies.wgmma_block import LINE_BYTES, wgmma_columns
 from convgen.tensor_map import MAX_BOX
 
 ALIGNMENT = 16
@@ -105,7 +106,7 @@ def packed_channels(g: Gather) -> int:
     item = g.x.dtype.itemsize
     if g.groups == 1:
         return _up_to_multiple(g.q_size, ALIGNMENT // item)
-    step, line = STEP_BYTES // item, tiling.LINE_BYTES // item
+    step, line = STEP_BYTES // item, LINE_BYTES // item
     whole = _up_to_multiple(g.q_size, line)
     parts = range(_up_to_multiple(g.q_size, step), line, step)
     return next((q for q in parts if _is_part_of_line(g, q, line)), whole)
@@ -114,7 +115,7 @@ def packed_channels(g: Gather) -> int:
 def _is_part_of_line(g: Gather, q: int, line: int) -> bool:
     """Whether the product can tell a group of so many channels from others in its line."""
     shared = math.gcd(line // q, g.groups) if line % q == 0 else 1
-    return shared == 1 or (g.m == tiling.wgmma_columns(g.m, g.x.dtype) and shared * g.m <= MAX_BOX)
+    return shared == 1 or (g.m == wgmma_columns(g.m, g.x.dtype) and shared * g.m <= MAX_BOX)
 
 
 def why_not(g: Gather) -> str | None:

@@ -12,32 +12,16 @@ import math
 from dataclasses import dataclass
 
 from convgen.gather import Axis, Gather
-from convgen.problem import DType, Layout
-from convgen.space import Config
-from convgen.strategies import common
+from convgen.problem import DType
 from convgen.strategies.implicit_gemm_tiling import STEP_BYTES
+from convgen.strategies.wgmma_block import LINE_BYTES, ROWS, SHARED_ALIGNMENT, BlockConfig
+from convgen.strategies.wgmma_results import Results
 from convgen.target import Target
 from convgen.tensor_map import Swizzle
 
-LINE_BYTES = 128
-"""Of a pixel in shared memory, the longest swizzle."""
-ROWS = 64
-"""Results along the positions that one wgmma makes."""
 SQUARE = 8
-WARPGROUP = 128
-SHARED_ALIGNMENT = 128
-REGISTERS = {1: (255, 255), 2: (40, 232), 3: (32, 160), 4: (24, 112)}
-"""Of a thread that loads and of one that multiplies, by the number of warpgroups that multiply."""
-LAUNCHED_REGISTERS = {1: 255, 2: 168, 3: 128, 4: 96}
-"""Of a thread when the kernel starts: what the operands of one instruction are limited by."""
-INSTRUCTION_REGISTERS = 26
-"""That a wgmma needs beside its sums."""
 OTHER_REGISTERS = 44
 """That a consumer needs beside its sums."""
-MAX_MBARRIERS = 64
-"""That the simulator keeps an eye on."""
-EPS_TF32 = 2.0**-10
-"""Of an operand in fp32: TMA copies it as it is, and wgmma leaves out the last 13 of its bits, so it is cut."""
 EPS_SPLIT = 2.0**-22
 """Of three TF32 products: either operand loses 2^-23 of itself, and the product of their small parts, 2^-22, is left
 out."""
@@ -52,12 +36,10 @@ BOXES = (PLANES, "square", "line")
 """Those whose subtiles are boxes of x."""
 CLUSTER_GAP = 8
 """Sums between those of one position and the next."""
-PIECE = 8
-"""Results of two bytes that are stored at a time."""
 
 
 @dataclass(frozen=True)
-class WgmmaConfig(Config):
+class WgmmaConfig(BlockConfig):
     """How the product is tiled, and how its operands come."""
 
     patches: str
@@ -85,28 +67,9 @@ class WgmmaConfig(Config):
     """Blocks of a cluster that have a part of each tile's sums, and add them through their shared memory."""
 
     @property
-    def threads(self) -> int:
-        return WARPGROUP * (self.consumers + 1)
-
-    @property
     def parts(self) -> int:
         """Of a tile's sums, if they are split."""
         return max(self.split_k, self.cluster)
-
-    @property
-    def slots(self) -> int:
-        """Tiles that a block works on at a time."""
-        return self.consumers // self.sharing
-
-    @property
-    def subtiles(self) -> int:
-        """Times 64 positions: those of a block's tile."""
-        return self.sharing * self.tiles
-
-    @property
-    def block_m(self) -> int:
-        """Positions of a block's tile."""
-        return ROWS * self.subtiles
 
 
 def least(patches: str) -> WgmmaConfig:
@@ -298,40 +261,13 @@ class Tiling:
         return -(-whole // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
 
     @property
-    def channels_first(self) -> bool:
-        """Whether the results of a channel, not those of a position, are neighbours."""
-        return self.g.y.layout is Layout.CHANNELS_FIRST
-
-    @property
     def whole(self) -> bool:
         """Whether no tile reaches into the next group's channels."""
         return self.g.groups == 1 or self.shared_groups > 1 or self.g.m % self.c.block_n == 0
 
-    @property
-    def staged(self) -> bool:
-        """Whether results leave through shared memory: in rows of a multiple of 16 bytes."""
-        if self.c.cluster > 1:
-            return False
-        if self.channels_first:
-            return self.y_item == 2
-        rows = (self.g.groups * self.g.m, self.w_rows)
-        return self.c.slabs > 0 and all(row * self.y_item % 16 == 0 for row in rows) and self.whole
-
-    @property
-    def y_item(self) -> int:
-        return self.g.y.dtype.itemsize
-
-    @property
-    def mapped(self) -> bool:
-        """Whether TMA writes them: positions in a row over the ends of rows are no box."""
-        if self.channels_first:
-            is_line = self.c.patches in BOXES and self.square[-1] == ROWS
-            return self.staged and is_line and self.y_run == PIECE and self.whole
-        return self.staged and self.c.patches != "rows"
-
-    @property
-    def y_run(self) -> int:
-        """Of channels-first results, neighbours that all lie in one row of y, at a multiple of their size, or none."""
+    @functools.cached_property
+    def results(self) -> Results:
+        """Those of 64 positions."""
         match self.c.patches:
             case "im2col":
                 row = self.g.out
@@ -339,22 +275,19 @@ class Tiling:
                 row = math.gcd(self.pitch[-1], self.inner[-1].out)
             case _:
                 row = self.inner[-1].out
-        return common.power_dividing(row, PIECE)
+        return Results(
+            self.g,
+            self.w_rows,
+            self.square if self.c.patches in BOXES else (),
+            row,
+            in_order=self.c.patches == "im2col",
+            whole=self.whole,
+            straight=self.c.slabs == 0 or self.c.cluster > 1,
+        )
 
     @property
-    def y_line(self) -> int:
-        """Elements of a line of a slab: channels, of the longest that a swizzle has, or all of them; or positions."""
-        if self.channels_first:
-            return ROWS
-        for swizzle in (Swizzle.B128, Swizzle.B64, Swizzle.B32):
-            if self.w_rows * self.y_item % swizzle.value == 0:
-                return int(swizzle.value) // self.y_item
-        return self.w_rows
-
-    @property
-    def y_swizzle(self) -> Swizzle:
-        line = self.y_line * self.y_item
-        return Swizzle(line) if line % 32 == 0 and line <= LINE_BYTES and line != 96 else Swizzle.NONE
+    def mapped(self) -> bool:
+        return self.results.mapped
 
     @property
     def w_at(self) -> int:
@@ -365,13 +298,8 @@ class Tiling:
         return self.w_at + self.c.w_stages * self.w_bytes
 
     @property
-    def slab_bytes(self) -> int:
-        """Of 64 positions' results."""
-        return ROWS * self.w_rows * self.y_item if self.staged else 0
-
-    @property
     def barriers_at(self) -> int:
-        return self.staging_at + self.c.consumers * self.c.slabs * self.slab_bytes
+        return self.staging_at + self.c.consumers * self.c.slabs * self.results.slab_bytes
 
     @property
     def ordered(self) -> bool:
@@ -458,9 +386,3 @@ class Tiling:
             return self.k_steps + 1
         steps = self.w_tiles * self.k_steps
         return steps + (1 + steps // 512 if self.is_split else 0)
-
-
-def wgmma_columns(channels: int, dtype: DType) -> int:
-    """The fewest columns of a wgmma that hold so many channels: of integers, past 24, multiples of 16."""
-    step = 16 if dtype.is_integer and channels > 24 else 8
-    return -(-channels // step) * step

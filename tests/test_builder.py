@@ -15,6 +15,7 @@ from conformance import TARGET
 from faulty_strategy import CRASHING, FAULTY, HINDERED, RAISING, THREADS, FaultyConfig
 from processes_of import descendants
 
+from convgen.cache import content_key
 from convgen.compiler import compile_cuda
 from convgen.errors import DeviceError
 from convgen.lowering import lower
@@ -172,3 +173,17 @@ def test_equal_programs_have_equal_keys_whatever_they_are_called() -> None:
         key(FaultyConfig("none", 64), backend="sim"),
     }
     assert len(keys) == 6
+
+
+def test_options_of_launches_that_are_not_used_are_in_no_key() -> None:
+    """Databases hold keys of before there were clusters and early launches: their winners are to stay trusted."""
+    plan = lower(PROBLEM, FAULTY, FaultyConfig("none", 64), TARGET)
+    [launch] = plan.launches
+    told = ", ".join(
+        f"{name}={getattr(launch, name)!r}" for name in ("kernel", "grid", "block", "args", "shared_bytes")
+    )
+    steps = f"((Launch({told}),), {plan.workspace!r})".replace(launch.kernel.name, "kernel_0")
+    assert program_key(plan, "code", "cuda") == content_key("cuda", TARGET.arch, "code", steps)
+    for changed in ({"is_early": True}, {"cluster": (1, 2, 1), "grid": (1, 2, 1)}):
+        other = dataclasses.replace(plan, steps=(dataclasses.replace(launch, **changed),))  # type: ignore[arg-type]
+        assert program_key(other, "code", "cuda") != program_key(plan, "code", "cuda")

@@ -23,7 +23,7 @@ SUITE = [
     {"id": "first", "family": "a", "op": "conv", "nd": 2, "n": 1, "c": 4, "k": 4, "in": [8, 8], "filter": [3, 3],
      "dtypes": ["fp32", "fp16"], "layouts": ["NCHW"], "passes": ["fwd"]},
     {"id": "second", "family": "b", "op": "conv", "nd": 2, "n": 1, "c": 4, "k": 4, "in": [8, 8], "filter": [1, 1],
-     "dtypes": ["fp8"], "layouts": ["NHWC"], "passes": ["fwd"]},
+     "dtypes": ["fp8"], "layouts": ["NHWC"], "passes": ["dgrad"]},
 ]  # fmt: skip
 
 

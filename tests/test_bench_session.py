@@ -122,7 +122,7 @@ def test_a_wrong_default_is_told_though_ours_is_right(stand_in: StandIn) -> None
 
 
 def test_what_no_strategy_computes_is_told_and_not_timed(stand_in: StandIn) -> None:
-    fp8 = Conv.parse("conv2d n=2 c=4 k=8 in=12x12 filter=3 dtype=fp8")
+    fp8 = Conv.parse("conv2d n=2 c=4 k=8 in=12x12 filter=3 dtype=fp8 direction=dgrad")
     [found] = Bench(TARGET, stand_in.venue(), decider(), None).run([entry(fp8)])
     assert "fp8" in found.reason
     assert (found.strategy, found.ours_us, stand_in.compiled) == (None, None, [0])

@@ -74,7 +74,7 @@ def json_lines(text: str) -> list[dict[str, Any]]:
             3,
             ["flash_attention", "it solves attention, not conv2d"],
         ),
-        (["compile", *SMALL, *H200, "dtype=fp8"], 3, ["dtype=fp8", "direct"]),
+        (["compile", *SMALL, *H200, "dtype=fp8", "direction=dgrad"], 3, ["dtype=fp8", "direct"]),
         (["compile", *SMALL, *H200, "dtype=fp8", "--strategy", "direct"], 3, ["dtype=fp8"]),
         (
             ["compile", "attention", "batch=1", "heads_q=1", "seq_q=4", "head_dim=8", "dtype=fp8", *H200],
@@ -328,7 +328,7 @@ def test_one_source_that_is_refused_fails_alone(
 
 
 def test_nothing_applicable_exits_with_3(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = run(capsys, "verify", *SMALL, "dtype=fp8", *SIM)
+    status, out, _ = run(capsys, "verify", *SMALL, "dtype=fp8", "direction=dgrad", *SIM)
     assert status == 3
     assert out.count("not applicable") == len(CONV_STRATEGIES)
 

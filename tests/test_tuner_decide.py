@@ -234,7 +234,7 @@ def test_a_strategy_that_is_gone_is_passed_over(layers: Layers) -> None:
 
 def test_no_strategy_at_all() -> None:
     with pytest.raises(NotApplicableError, match="fp8"):
-        decide(Conv.parse("conv2d c=8 k=8 in=8 filter=1 dtype=fp8"), H200, None)
+        decide(Conv.parse("conv2d c=8 k=8 in=8 filter=1 dtype=fp8 direction=dgrad"), H200, None)
 
 
 def test_a_workspace_limit_passes_over_what_needs_more(layers: Layers) -> None:

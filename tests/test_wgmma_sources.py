@@ -1,0 +1,134 @@
+"""Where the Hopper strategy finds its operands: as they lie, as planes, packed before; launches that follow."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import pytest
+from conformance import (
+    TARGET,
+    require_refusal,
+)
+from wgmma_cases import FEW, LAYER, config, require_right, run
+
+from convgen.binding import preparation
+from convgen.lowering import lower
+from convgen.problem import Conv
+from convgen.render import render
+from convgen.strategies.wgmma_implicit_gemm import STRATEGY
+from convgen.strategies.wgmma_sources import sources
+from convgen.strategies.wgmma_tiling import PLANES, Tiling
+
+
+@pytest.mark.parametrize("last", [8, 12, 14, 13], ids=lambda last: f"rows of {last}")
+@pytest.mark.parametrize("patches", ["square", "line", "rows", "im2col"])
+def test_runs_of_channels_first_results(patches: str, last: int) -> None:
+    """As long as rows of y allow, over the ends of tiles, images and channels; a batch known at run time too."""
+    for n in ("3", "*<=4~2"):
+        problem = f"conv2d n={n} c=12 in=9x{last} k=44 filter=3x3 pad=1 dtype=fp16 layout=nchw"
+        require_right(problem, config(patches=patches))
+    t = Tiling(sources(Conv.parse(problem), patches).g, config(patches=patches))
+    row = {"im2col": 9 * last, "rows": math.gcd(last, last + 1)}.get(patches, last)
+    assert t.results.run == math.gcd(row, 8)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "c=64 in=8x8 k=64",
+        "c=100 in=8x9 k=44",  # channels that fill no line, nor 16 bytes of w
+        "c=72 in=10x20 k=40",  # positions that fill no box
+        "c=96 in=8x13 k=24 groups=3",
+        "c=64 in=4x6 k=64 groups=4",
+    ],
+)
+@pytest.mark.parametrize("changes", [{}, {"tiles": 2, "slabs": 2}, {"consumers": 2, "sharing": 2}], ids=str)
+def test_planes_are_read_as_they_lie(shape: str, changes: dict[str, Any]) -> None:
+    for n, more in (("3", ""), ("*", "epilogue=bias+residual+relu accumulate=yes"), ("2", "out_dtype=fp32")):
+        problem = f"conv2d n={n} {shape} filter=1x1 dtype=fp16 layout=nchw {more}"
+        groups = Conv.parse(problem).groups
+        width = Conv.parse(problem).k // groups if groups > 1 else 32
+        found = sources(Conv.parse(problem), PLANES)
+        t = Tiling(found.g, config(patches=PLANES, block_n=width, w_stages=1))
+        slabs = changes.get("slabs", 1) if t.mapped else 1
+        require_right(problem, dataclasses.replace(t.c, **{**changes, "w_stages": t.w_tiles, "slabs": slabs}))
+        assert found.packed == ({"w"} if "c=100" in shape else set())
+
+
+def test_sums_of_planes_are_split() -> None:
+    problem = "conv2d n=3 c=256 in=8x16 k=40 filter=1x1 dtype=bf16 layout=nchw"
+    require_right(problem, config(patches=PLANES, split_k=2, w_stages=2))
+
+
+def test_x_comes_once_as_planes() -> None:
+    """Closed forms: x and w once, and nothing is packed."""
+    problem = Conv.parse("conv2d n=2 c=64 in=16x16 k=32 filter=1x1 dtype=fp16 layout=nchw")
+    report, _ = run(problem, config(patches=PLANES, w_stages=1), dataclasses.replace(TARGET, sm_count=1))
+    assert report.report.counters.read_bytes["global"] == 2 * (2 * 64 * 256 + 64 * 32)
+    assert report.report.counters.written_bytes["global"] == 2 * 2 * 32 * 256
+
+
+def test_packed_weights_are_prepared() -> None:
+    """What depends on w alone is a step that need not be repeated."""
+    plan = lower(Conv.parse(LAYER.replace("nhwc", "nchw")), STRATEGY, config(), TARGET)
+    assert [buffer.name for buffer in plan.workspace] == ["packed_w", "packed_x"]
+    found = preparation(plan)
+    assert (found.steps, found.buffers, found.weights_used_later) == (frozenset({1}), ("packed_w",), False)
+
+
+@pytest.mark.parametrize(
+    ("problem", "changes", "early"),
+    [
+        (LAYER, {}, [False]),
+        (LAYER, {"split_k": 2}, [False, True]),
+        (LAYER.replace("nhwc", "nchw"), {}, [False, True, True]),
+        (LAYER.replace("nhwc", "nchw"), {"split_k": 2}, [False, True, True, True]),
+        (LAYER.replace("fp16", "fp32"), {}, [False, True]),
+    ],
+)
+def test_what_follows_in_a_plan_begins_early(problem: str, changes: dict[str, int], early: list[bool]) -> None:
+    """All but a plan's first kernel wait for the one before, and all that others follow let them begin."""
+    plan = lower(Conv.parse(problem), STRATEGY, config(block_n=16, **changes), FEW)
+    assert [launch.is_early for launch in plan.launches] == early
+    kernels = render(plan).split('extern "C" __global__')[1:]
+    by_name = {kernel.name: text for text in kernels for kernel in plan.kernels if f"{kernel.name}(" in text}
+    for launch, follower in itertools.zip_longest(plan.launches, plan.launches[1:]):
+        text = by_name[launch.kernel.name]
+        assert ("grid_dependency_wait();" in text) == launch.is_early
+        assert ("grid_dependency_launch();" in text) == (follower is not None)
+
+
+@pytest.mark.parametrize(
+    ("text", "packed"),
+    [
+        ("c=64 k=8 filter=3 dtype=fp16 layout=nhwc", {}),
+        ("c=20 k=8 filter=3 dtype=fp16 layout=nhwc", {"w": 24, "x": 24}),
+        ("c=20 k=8 filter=3 dtype=int8 layout=nhwc", {"w": 32, "x": 32}),
+        ("c=64 k=8 filter=1 dtype=fp16 layout=nchw", {"x": 64}),
+        ("c=80 k=16 filter=3 groups=2 dtype=fp16 layout=nhwc", {"w": 48, "x": 48}),
+        ("c=48 k=32 filter=3 groups=4 dtype=fp16 layout=nhwc", {"w": 16, "x": 16}),
+        ("c=48 k=20 filter=3 groups=4 dtype=fp16 layout=nhwc", {"w": 48, "x": 48}),  # of 5 channels wgmma makes none
+    ],
+)
+def test_channels_are_packed_as_far_as_they_must(text: str, packed: dict[str, int]) -> None:
+    found = sources(Conv.parse(f"conv2d n=2 in=8 {text}"), "im2col")
+    assert found.packed == set(packed)
+    assert {found.g.q_size} == ({*packed.values()} or {64})
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("c=64 in=8 filter=1 dtype=fp16 layout=nhwc", "channels-first layouts only"),
+        ("c=64 in=8 filter=1 dtype=int8 layout=nchw", "wgmma takes 16-bit types so, not int8"),
+        ("c=64 in=8 filter=1 stride=2 dtype=fp16 layout=nchw", "one tap, stride 1 and no padding"),
+        ("c=64 in=8 filter=3 dtype=fp16 layout=nchw", "one tap, stride 1 and no padding"),
+        ("c=64 in=7 filter=1 dtype=fp16 layout=nchw", "49 positions are no multiple of 16 bytes"),
+        ("c=48 in=8 filter=1 groups=4 dtype=fp16 layout=nchw", "a group's 12 channels are to be padded"),
+    ],
+)
+def test_what_planes_are_not(text: str, reason: str) -> None:
+    require_refusal(STRATEGY, f"conv2d n=1 k=32 {text}", config(patches=PLANES, block_n=8), reason)

@@ -5,13 +5,16 @@ One warpgroup calls for tiles, the others multiply: each 64 results of a number 
 
 from __future__ import annotations
 
-from typing import Protocol
+import math
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Protocol
 
 from convgen.errors import ConfigError
 from convgen.gather import Gather, gather
 from convgen.problem import Conv, Direction, DType, PadMode
 from convgen.space import Config
-from convgen.strategies import common
+from convgen.strategies import common, descent
+from convgen.strategies.base import Strategy
 from convgen.target import Target
 from convgen.tensor_map import MAX_BOX
 
@@ -33,6 +36,10 @@ MAX_COUNT = 1 << 30
 """Positions and tiles that kernels count to."""
 EPS_TF32 = 2.0**-10
 """Of an operand in fp32: it is copied as it is, and wgmma leaves out the last 13 of its bits, so it is cut."""
+
+
+MOST_STARTS = 3
+"""From which a default is settled: one alone leads down into one valley."""
 
 
 class BlockConfig(Config):
@@ -115,6 +122,37 @@ def why_not(problem: Conv, target: Target, types: tuple[DType, ...]) -> str | No
     if g.pad_mode is not PadMode.ZEROS:
         return f"pad_mode={g.pad_mode.value}: TMA fills what lies outside x with zeros"
     return None
+
+
+def widths(g: Gather, usual: Iterable[int]) -> tuple[int, ...]:
+    """Channels of a tile that are worth trying: those of the usual that are fewer than all, and all."""
+    whole = wgmma_columns(g.m, g.x.dtype)
+    fewer = [n for n in usual if n < whole]
+    return tuple(sorted({*fewer, *([whole] if whole <= MAX_BOX else [])}))
+
+
+class Settled(Strategy, Hashable, Protocol):
+    """A strategy whose settled configs are kept."""
+
+
+def settled(
+    strategy: Settled, problem: Conv, target: Target, starts: Iterable[Any], plain: Callable[[Conv, Target], Any]
+) -> Any:
+    """The config preferred of those that the walks downhill from the best starts end at; `plain` gives one to start
+    from if none of them is legal."""
+    costs = {start: descent.cost_if_legal(strategy, problem, target, start) for start in starts}
+    legal = [start for start, cost in costs.items() if cost < math.inf]
+    chosen = sorted(legal, key=costs.__getitem__)[:MOST_STARTS] or [plain(problem, target)]
+    ends = [descent.settled(strategy, problem, target, start) for start in chosen]
+    return min(ends, key=lambda config: strategy.cost(problem, config, target))
+
+
+def blocks(tiles: int, channel_tiles: int, resident: bool, target: Target) -> int:
+    """Blocks that are launched, of which each goes through tiles that are that many apart: where its tiles of w stay,
+    tiles of the same channels."""
+    if not resident:
+        return min(tiles, target.sm_count)
+    return min(tiles, max(target.sm_count // channel_tiles, 1) * channel_tiles)
 
 
 def check_warpgroups(c: BlockConfig) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from convgen.errors import ConfigError
@@ -43,7 +44,6 @@ START_WIDTHS = (64, 96, 128, 192)
 START_SHAPES = ((2, 2, 1, 1), (1, 4, 2, 1), (1, 3, 3, 1), (3, 1, 1, 1), (1, 1, 1, 4), (1, 2, 2, 8))
 """Tiles, consumers, those that share a tile, and blocks that share its sums."""
 START_STAGES = ((2, 4), (4, 4), (6, 6), (4, 9))
-MOST_STARTS = 3
 
 _TYPES = (DType.FP16, DType.BF16, DType.TF32, DType.FP32, DType.FP8, *common.INTEGER_DTYPES)
 
@@ -115,7 +115,6 @@ class WgmmaImplicitGemm:
             rate = t.mma_steps * EPS_ACC + (2 * tiling.EPS_SPLIT if t.is_split else 0.0)
             rules.sums_are_strict(problem, rate, gather(problem).q_size * g.taps)
         self._check_parts(t, target)
-        self._check_cluster(t)
         rules.shared_fits("stages and results take", t.shared_bytes, target)
         positions = t.units * (problem.max_batch or g.batch_size) * t.c.block_m // t.units_of_block
         wgmma_block.check_counts(t, positions)
@@ -130,13 +129,23 @@ class WgmmaImplicitGemm:
                               "channels of each")  # fmt: skip
 
     def _check_parts(self, t: Tiling, target: Target) -> None:
+        c = t.c
+        if c.cluster > 1 and c.split_k > 1:
+            raise ConfigError(f"cluster={c.cluster} split_k={c.split_k}: sums are split in one of the ways")
+        if c.cluster > MAX_CLUSTER:
+            raise ConfigError(f"cluster={c.cluster}: a cluster has at most {MAX_CLUSTER} blocks")
+        if c.split_k > MAX_SPLITS:
+            raise ConfigError(f"split_k={c.split_k}: at most {MAX_SPLITS}, every part is written and read once more")
+        if t.panels_of_part * (c.parts - 1) >= t.panels:
+            way = f"cluster={c.cluster}" if c.cluster > 1 else f"split_k={c.split_k}"
+            raise ConfigError(f"{way}: {t.panels} panels leave a part with none")
+        if c.split_k > 1:
+            self._check_split(t, target)
+        if c.cluster > 1:
+            self._check_cluster(t)
+
+    def _check_split(self, t: Tiling, target: Target) -> None:
         split = t.c.split_k
-        if split == 1:
-            return
-        if split > MAX_SPLITS:
-            raise ConfigError(f"split_k={split}: at most {MAX_SPLITS}, every part is written and read once more")
-        if t.panels_of_part * (split - 1) >= t.panels:
-            raise ConfigError(f"split_k={split}: {t.panels} panels leave a part with none")
         if t.g.batch is None:
             raise ConfigError(f"split_k={split}: which sums are split goes with the batch, and with it what an image's "
                               "results are rounded to; a batch known at run time has split_k=1")  # fmt: skip
@@ -150,17 +159,9 @@ class WgmmaImplicitGemm:
 
     def _check_cluster(self, t: Tiling) -> None:
         c = t.c
-        if c.cluster == 1:
-            return
-        if c.cluster > MAX_CLUSTER:
-            raise ConfigError(f"cluster={c.cluster}: a cluster has at most {MAX_CLUSTER} blocks")
-        if c.split_k > 1:
-            raise ConfigError(f"cluster={c.cluster} split_k={c.split_k}: sums are split in one of the ways")
         if c.sharing != c.consumers:
             raise ConfigError(f"cluster={c.cluster} sharing={c.sharing}: a block of a cluster has one tile, so "
                               f"expected all {c.consumers} consumers")  # fmt: skip
-        if t.panels_of_part * (c.cluster - 1) >= t.panels:
-            raise ConfigError(f"cluster={c.cluster}: {t.panels} panels leave a part with none")
         if t.g.batch is None:
             raise ConfigError(f"cluster={c.cluster}: a grid of a block for each part goes with the batch; a batch "
                               "known at run time has cluster=1")  # fmt: skip
@@ -169,31 +170,8 @@ class WgmmaImplicitGemm:
                               f"stages where it is left have {t.staging_at}")  # fmt: skip
 
     def default(self, problem: Conv, target: Target) -> WgmmaConfig:
-        starts = self._starts(problem, target) or [self._legal_start(problem, target)]
-        settled: list[WgmmaConfig] = [descent.settled(self, problem, target, start) for start in starts]
-        return min(settled, key=lambda config: self.cost(problem, config, target))
-
-    def _starts(self, problem: Conv, target: Target) -> list[WgmmaConfig]:
-        """Of configs of the shapes that win, those that are predicted best: one alone leads down into one valley."""
-        found: dict[WgmmaConfig, float] = {}
-        for patches, width, shape, stages in itertools.product(
-            tiling.PATCHES, START_WIDTHS, START_SHAPES, START_STAGES
-        ):
-            plain = _start(problem, patches)
-            t = _tiling(problem, plain)
-            start = dataclasses.replace(
-                plain,
-                block_n=plain.block_n if t.shared_groups > 1 else min(width, wgmma_columns(t.g.m, t.g.x.dtype)),
-                tiles=shape[0],
-                consumers=shape[1],
-                sharing=shape[2],
-                cluster=shape[3],
-                x_stages=stages[0],
-                w_stages=min(stages[1], t.w_tiles),
-            )
-            found[start] = descent.cost_if_legal(self, problem, target, start)
-        legal = [start for start, cost in found.items() if cost < math.inf]
-        return sorted(legal, key=found.__getitem__)[:MOST_STARTS]
+        config: WgmmaConfig = wgmma_block.settled(self, problem, target, _starts(problem), self._legal_start)
+        return config
 
     def _legal_start(self, problem: Conv, target: Target) -> WgmmaConfig:
         """A plain config: the first that is legal; the last of them is legal wherever any is."""
@@ -249,9 +227,24 @@ def _widths(g: Gather, t: Tiling) -> tuple[int, ...]:
     """Channels of a tile that are worth trying."""
     if t.shared_groups > 1:
         return (g.m,)
-    whole = wgmma_columns(g.m, g.x.dtype)
-    usual = [n for n in (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256) if n < whole]
-    return tuple(sorted({*usual, *([whole] if whole <= MAX_BOX else [])}))
+    return wgmma_block.widths(g, (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256))
+
+
+def _starts(problem: Conv) -> Iterator[WgmmaConfig]:
+    """Configs of the shapes that win."""
+    for patches, width, shape, stages in itertools.product(tiling.PATCHES, START_WIDTHS, START_SHAPES, START_STAGES):
+        plain = _start(problem, patches)
+        t = _tiling(problem, plain)
+        yield dataclasses.replace(
+            plain,
+            block_n=plain.block_n if t.shared_groups > 1 else min(width, wgmma_columns(t.g.m, t.g.x.dtype)),
+            tiles=shape[0],
+            consumers=shape[1],
+            sharing=shape[2],
+            cluster=shape[3],
+            x_stages=stages[0],
+            w_stages=min(stages[1], t.w_tiles),
+        )
 
 
 def _start(problem: Conv, patches: str) -> WgmmaConfig:

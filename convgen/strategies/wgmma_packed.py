@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from convgen.errors import ConfigError, UsageError
@@ -46,7 +47,6 @@ OTHER_REGISTERS = 40
 START_WIDTHS = (64, 128, 256)
 START_SHAPES = ((1, 4, 1), (2, 2, 1), (1, 2, 2), (2, 2, 2))
 """Tiles, consumers and those that share a tile."""
-MOST_STARTS = 3
 MOST_STAGES = 64
 """Tiles of w that are tried to stay."""
 
@@ -148,23 +148,8 @@ class WgmmaPacked:
         wgmma_block.check_instruction(c)
 
     def default(self, problem: Conv, target: Target) -> PackedConfig:
-        starts = self._starts(problem, target) or [self._legal_start(problem, target)]
-        settled: list[PackedConfig] = [descent.settled(self, problem, target, start) for start in starts]
-        return min(settled, key=lambda config: self.cost(problem, config, target))
-
-    def _starts(self, problem: Conv, target: Target) -> list[PackedConfig]:
-        """Of configs of the shapes that win, those that are predicted best: one alone leads down into one valley."""
-        g = gather(problem)
-        most = max(_channels(g))
-        found: dict[PackedConfig, float] = {}
-        for width, panel, channels, shape in itertools.product(_widths(g), _panels(g), START_WIDTHS, START_SHAPES):
-            tiles, consumers, sharing = shape
-            w_tiles = PackedTiling(g, _start(g, width, panel)).w_tiles
-            for w_stages in {w_tiles, min(4, w_tiles)}:
-                start = PackedConfig(width, tiles, min(channels, most), consumers, sharing, 1, panel, 2, w_stages, 1)
-                found[start] = descent.cost_if_legal(self, problem, target, start)
-        legal = [start for start, cost in found.items() if cost < math.inf]
-        return sorted(legal, key=found.__getitem__)[:MOST_STARTS]
+        config: PackedConfig = wgmma_block.settled(self, problem, target, _starts(gather(problem)), self._legal_start)
+        return config
 
     def _legal_start(self, problem: Conv, target: Target) -> PackedConfig:
         """The first plain config that is legal, or if none is, one of them."""
@@ -236,13 +221,21 @@ def _panels(g: Gather) -> tuple[int, ...]:
 
 def _channels(g: Gather) -> tuple[int, ...]:
     """Channels of a tile that are worth trying."""
-    whole = wgmma_columns(g.m, g.x.dtype)
-    usual = [n for n in (16, 32, 48, 64, 96, 128, 192, 256) if n < whole]
-    return tuple(sorted({*usual, *([whole] if whole <= MAX_BOX else [])}))
+    return wgmma_block.widths(g, (16, 32, 48, 64, 96, 128, 192, 256))
 
 
 def _plain_configs(g: Gather) -> list[PackedConfig]:
     return [_start(g, width, panel) for width, panel in itertools.product(_widths(g), _panels(g)[::-1])]
+
+
+def _starts(g: Gather) -> Iterator[PackedConfig]:
+    """Configs of the shapes that win."""
+    most = max(_channels(g))
+    for width, panel, channels, shape in itertools.product(_widths(g), _panels(g), START_WIDTHS, START_SHAPES):
+        tiles, consumers, sharing = shape
+        w_tiles = PackedTiling(g, _start(g, width, panel)).w_tiles
+        for w_stages in {w_tiles, min(4, w_tiles)}:
+            yield PackedConfig(width, tiles, min(channels, most), consumers, sharing, 1, panel, 2, w_stages, 1)
 
 
 def _start(g: Gather, width: int, panel: int) -> PackedConfig:

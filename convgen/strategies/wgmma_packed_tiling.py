@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 from convgen.gather import Axis, Gather
+from convgen.strategies import wgmma_block
 from convgen.strategies.implicit_gemm_tiling import STEP_BYTES
 from convgen.strategies.wgmma_block import (
     LAUNCHED_REGISTERS,
@@ -399,12 +400,8 @@ class PackedTiling:
         return -(-batch * self.units // self.c.subtiles) * self.channel_tiles
 
     def blocks(self, batch: int, target: Target) -> int:
-        """Blocks that are launched: each goes through tiles that are that many apart."""
-        tiles = self.tiles(batch)
-        if not self.resident:
-            return min(tiles, target.sm_count)
-        # A block keeps its channels.
-        return min(tiles, max(target.sm_count // self.channel_tiles, 1) * self.channel_tiles)
+        """Blocks that are launched."""
+        return wgmma_block.blocks(self.tiles(batch), self.channel_tiles, self.resident, target)
 
 
 @functools.lru_cache(maxsize=4096)

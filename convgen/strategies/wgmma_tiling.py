@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from convgen.gather import Axis, Gather
 from convgen.problem import DType
+from convgen.strategies import wgmma_block
 from convgen.strategies.implicit_gemm_tiling import STEP_BYTES
 from convgen.strategies.wgmma_block import LINE_BYTES, ROWS, SHARED_ALIGNMENT, BlockConfig
 from convgen.strategies.wgmma_results import Results
@@ -359,14 +360,11 @@ class Tiling:
         return self.tiles(batch) % target.sm_count if self.c.split_k > 1 else 0
 
     def blocks(self, batch: int, target: Target) -> int:
-        """Blocks that are launched: each goes through tiles that are that many apart."""
+        """Blocks that are launched."""
         if self.c.cluster > 1:
             return self.tiles(batch) * self.c.cluster
         tiles = self.tiles(batch) + (self.c.split_k - 1) * self.split_tiles(batch, target)
-        if not self.resident:
-            return min(tiles, target.sm_count)
-        # A block keeps its channels.
-        return min(tiles, max(target.sm_count // self.channel_tiles, 1) * self.channel_tiles)
+        return wgmma_block.blocks(tiles, self.channel_tiles, self.resident, target)
 
     @property
     def cluster_bytes(self) -> int:

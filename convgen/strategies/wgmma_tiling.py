@@ -1,8 +1,6 @@
 """The sizes of an implicit GEMM on Hopper: what follows from a problem and a config of `wgmma_implicit_gemm`.
 
-A line of shared memory holds 128 bytes of the channels of a pixel; a wgmma takes 64 lines as rows of its operand, eight
-neighbours and then every group of eight the same distance on. So the results of one wgmma are a square of 8 x 8, a line
-of 64, or 64 positions in a row, and the lines of a filter's tap are those of the first one moved by a constant.
+The results of one wgmma are its 64 rows: those of a square of 8 x 8, a line of 64, or 64 positions in a row.
 """
 
 from __future__ import annotations
@@ -11,18 +9,11 @@ import functools
 import math
 from dataclasses import dataclass
 
-from convgen.gather import Axis, Gather
 from convgen.problem import DType
-from convgen.strategies import wgmma_block
-from convgen.strategies.implicit_gemm_tiling import STEP_BYTES
-from convgen.strategies.wgmma_block import LINE_BYTES, ROWS, SHARED_ALIGNMENT, BlockConfig
+from convgen.strategies.wgmma_block import ROWS
+from convgen.strategies.wgmma_patches import SQUARE, Patches, PatchesConfig
 from convgen.strategies.wgmma_results import Results
-from convgen.target import Target
-from convgen.tensor_map import Swizzle
 
-SQUARE = 8
-OTHER_REGISTERS = 44
-"""That a consumer needs beside its sums."""
 EPS_SPLIT = 2.0**-22
 """Of three TF32 products: either operand loses 2^-23 of itself, and the product of their small parts, 2^-22, is left
 out."""
@@ -33,14 +24,10 @@ SPLIT_PRODUCTS = 3
 
 PLANES = "planes"
 PATCHES = (PLANES, "square", "line", "rows", "im2col")
-BOXES = (PLANES, "square", "line")
-"""Those whose subtiles are boxes of x."""
-CLUSTER_GAP = 8
-"""Sums between those of one position and the next."""
 
 
 @dataclass(frozen=True)
-class WgmmaConfig(BlockConfig):
+class WgmmaConfig(PatchesConfig):
     """How the product is tiled, and how its operands come."""
 
     patches: str
@@ -62,15 +49,7 @@ class WgmmaConfig(BlockConfig):
     """Of a warpgroup, for 64 positions' results each on their way from shared memory to y. 0: results of four bytes go
     straight there."""
     split_k: int
-    """Parts of the sums of tiles that leave multiprocessors idle: those after the last one that all have as many of.
-    They run in parallel and are added in a fixed order by a second kernel."""
     cluster: int
-    """Blocks of a cluster that have a part of each tile's sums, and add them through their shared memory."""
-
-    @property
-    def parts(self) -> int:
-        """Of a tile's sums, if they are split."""
-        return max(self.split_k, self.cluster)
 
 
 def least(patches: str) -> WgmmaConfig:
@@ -79,10 +58,9 @@ def least(patches: str) -> WgmmaConfig:
 
 
 @dataclass(frozen=True)
-class Tiling:
-    """A gather (fprop, x and w channels-last but where patches are planes) and a config."""
+class Tiling(Patches):
+    """A gather and a config of `wgmma_implicit_gemm`."""
 
-    g: Gather
     c: WgmmaConfig
     products: int = 1
     """Of tensor cores, that make one of the problem's: 1 or SPLIT_PRODUCTS."""
@@ -97,169 +75,49 @@ class Tiling:
         """Whether tensor cores' sums of a tap and a line, which they cut short, go on in fp32."""
         return self.g.x.dtype is DType.FP8
 
-    # --- axes and channels ---------------------------------------------------------------------------
+    @property
+    def mma_steps(self) -> int:
+        """Roundings that a product meets, of EPS_ACC: those of the wgmma behind it; and of the small products' sum. Of
+        EPS_FP8 those of a tap and a line, and that of its sum with the others, in fp32."""
+        if self.is_promoted:
+            return self.k_steps + 1
+        steps = super().mma_steps
+        return steps + (1 + steps // 512 if self.is_split else 0)
+
+    # --- the tile ------------------------------------------------------------------------------------
 
     @property
-    def inner(self) -> tuple[Axis, ...]:
-        """The axes whose taps lie in one halo: the last two."""
-        return self.g.axes[-2:]
-
-    @property
-    def depth(self) -> tuple[Axis, ...]:
-        """The axes before them, whose taps are loaded apart."""
-        return self.g.axes[:-2]
-
-    @property
-    def is_halo(self) -> bool:
-        """Whether the inner taps are shifts within one tile of x."""
-        return self.c.patches != "im2col"
-
-    @property
-    def item(self) -> int:
-        return self.g.x.dtype.itemsize
-
-    @property
-    def q(self) -> int:
-        return self.g.q_size
-
-    @property
-    def line(self) -> int:
-        """Elements of a line of x."""
-        return LINE_BYTES // self.item
-
-    @functools.cached_property
-    def shared_groups(self) -> int:
-        """Groups whose channels lie in one line of x."""
-        if self.g.groups == 1 or self.q == 0 or self.line % self.q:
-            return 1
-        return math.gcd(self.line // self.q, self.g.groups)
-
-    @property
-    def w_line(self) -> int:
-        """Elements of a line of w: a group's part of the line."""
-        return self.q if self.shared_groups > 1 else self.line
-
-    @property
-    def w_swizzle(self) -> Swizzle:
-        return Swizzle(self.w_line * self.item)
-
-    @property
-    def chunks(self) -> int:
-        """Lines that the channels of a group fill."""
-        return -(-self.q // self.line)
-
-    @property
-    def k_steps(self) -> int:
-        """wgmma of a tap and a line, for each group of it."""
-        return -(-min(self.q * self.item, LINE_BYTES) // STEP_BYTES)
-
-    # --- sums ----------------------------------------------------------------------------------------
-
-    @property
-    def taps(self) -> int:
-        """Taps of a panel: those that one tile of x serves."""
-        return math.prod(axis.taps for axis in self.inner) if self.is_halo else 1
-
-    @property
-    def panels(self) -> int:
-        """Tiles of x of a tile of results: one a line of channels and tap that is loaded apart."""
-        return self.chunks * self.g.taps // self.taps
-
-    @property
-    def panels_of_part(self) -> int:
-        return -(-self.panels // self.c.parts)
-
-    @property
-    def w_tiles(self) -> int:
-        """Tiles of w of a tile of results."""
-        return self.panels * self.taps
-
-    @property
-    def resident(self) -> bool:
-        """Whether the tiles of w stay in shared memory."""
-        return self.c.w_stages == self.w_tiles
-
-    # --- positions -----------------------------------------------------------------------------------
+    def positions(self) -> int:
+        return self.c.block_m
 
     @property
     def square(self) -> tuple[int, ...]:
-        """The results of a subtile along each inner axis."""
         if self.c.patches == "square":
             return (SQUARE, SQUARE)
         return (1,) * (len(self.inner) - 1) + (ROWS,)
 
     @property
-    def box(self) -> tuple[int, ...]:
-        """The pixels of a subtile's halo along each inner axis."""
-        return tuple(axis.span(extent) for axis, extent in zip(self.inner, self.square, strict=True))
-
-    @property
-    def pitch(self) -> tuple[int, ...]:
-        """Positions in a row along each inner axis, from a line to the next: zeros at an end serve both sides."""
-        return tuple(max(a.out, a.source + max(a.pad_lo, a.pad_hi)) for a in self.inner)
-
-    @property
-    def span(self) -> int:
-        """Lines from a position to that of its last tap."""
-        *rows, last = self.inner
-        reach = (last.taps - 1) * last.spread
-        return reach + sum((a.taps - 1) * a.spread for a in rows) * self.pitch[-1]
-
-    @property
-    def most_rows(self) -> int:
-        """Rows of x that a block's positions meet."""
-        return (self.pitch[-1] - 1 + self.c.block_m - 1 + self.span) // self.pitch[-1] + 1
-
-    @property
-    def planes(self) -> int:
-        """Two-dimensional results of one batch element."""
-        return math.prod(axis.out for axis in self.depth)
-
-    @property
-    def units(self) -> int:
-        """What a batch element is counted in: subtiles of squares and lines, else positions."""
-        match self.c.patches:
-            case "im2col":
-                return self.g.out
-            case "rows":
-                return self.planes * math.prod(self.pitch)
-        return self.planes * math.prod(-(-a.out // s) for a, s in zip(self.inner, self.square, strict=True))
-
-    @property
-    def units_of_block(self) -> int:
-        return self.c.subtiles if self.c.patches in BOXES else self.c.block_m
+    def boxes(self) -> int:
+        return self.c.subtiles
 
     @property
     def channel_tiles(self) -> int:
-        """Of all groups."""
         return self.g.groups // self.shared_groups * -(-self.g.m // self.c.block_n)
-
-    # --- shared memory -------------------------------------------------------------------------------
 
     @property
     def subtile_lines(self) -> int:
         """Lines from one subtile's pixels to the next's."""
-        return math.prod(self.box) if self.c.patches in BOXES else ROWS
-
-    @property
-    def x_lines(self) -> int:
-        if self.c.patches == "rows":
-            return self.most_rows * self.pitch[-1]
-        return self.c.subtiles * self.subtile_lines
-
-    @property
-    def x_bytes(self) -> int:
-        return self.x_lines * LINE_BYTES
+        return math.prod(self.box) if self.is_box else ROWS
 
     @property
     def w_rows(self) -> int:
-        """Lines of a tile of w."""
         return self.shared_groups * self.c.block_n
 
     @property
     def w_bytes(self) -> int:
-        whole = self.w_rows * self.w_line * self.item * (2 if self.is_split else 1)
-        return -(-whole // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
+        return super().w_bytes * (2 if self.is_split else 1)
+
+    # --- results -------------------------------------------------------------------------------------
 
     @property
     def whole(self) -> bool:
@@ -279,7 +137,7 @@ class Tiling:
         return Results(
             self.g,
             self.w_rows,
-            self.square if self.c.patches in BOXES else (),
+            self.square if self.is_box else (),
             row,
             in_order=self.c.patches == "im2col",
             whole=self.whole,
@@ -287,49 +145,13 @@ class Tiling:
         )
 
     @property
-    def mapped(self) -> bool:
-        return self.results.mapped
-
-    @property
-    def w_at(self) -> int:
-        return self.c.x_stages * self.x_bytes
-
-    @property
-    def staging_at(self) -> int:
-        return self.w_at + self.c.w_stages * self.w_bytes
-
-    @property
-    def barriers_at(self) -> int:
-        return self.staging_at + self.c.consumers * self.c.slabs * self.results.slab_bytes
-
-    @property
-    def ordered(self) -> bool:
-        """Whether warpgroups that take turns wait for each other's products.
-
-        A wait for an mbarrier's phase takes the one before the last for it, so nobody may come to a stage while an
-        earlier filling of it is on its way. None is where all stages before were waited for by those who went before,
-        or where the earlier filling was one's own: where the rings come around with one's own tiles.
-        """
-        slots = self.c.slots
-        own_x = self.c.x_stages % (slots * self.panels) == 0
-        own = own_x and (self.resident or self.c.w_stages % (slots * self.w_tiles) == 0)
-        return slots > 1 and not (own and self.c.split_k == 1)
-
-    @property
-    def mbarriers(self) -> int:
-        """Two a stage, full and empty; tiles that stay are never empty."""
-        turns = self.c.slots if self.ordered else 0
-        return 2 * self.c.x_stages + self.c.w_stages * (1 if self.resident else 2) + turns
-
-    @property
-    def shared_bytes(self) -> int:
-        return self.barriers_at + 8 * self.mbarriers
+    def cluster_gap(self) -> int:
+        return 8
 
     # --- registers -----------------------------------------------------------------------------------
 
     @property
     def sums(self) -> int:
-        """Of a thread."""
         return self.c.tiles * self.w_rows // 2
 
     @property
@@ -345,42 +167,5 @@ class Tiling:
 
     @property
     def registers(self) -> int:
-        """About what a consumer needs."""
         split = self.c.tiles * (8 * self.x_sets + 4) if self.is_split else 0
-        return self.sum_registers + split + OTHER_REGISTERS
-
-    # --- work ----------------------------------------------------------------------------------------
-
-    def tiles(self, batch: int) -> int:
-        """Of results."""
-        return -(-batch * self.units // self.units_of_block) * self.channel_tiles
-
-    def split_tiles(self, batch: int, target: Target) -> int:
-        """Of them, those whose sums are split."""
-        return self.tiles(batch) % target.sm_count if self.c.split_k > 1 else 0
-
-    def blocks(self, batch: int, target: Target) -> int:
-        """Blocks that are launched."""
-        if self.c.cluster > 1:
-            return self.tiles(batch) * self.c.cluster
-        tiles = self.tiles(batch) + (self.c.split_k - 1) * self.split_tiles(batch, target)
-        return wgmma_block.blocks(tiles, self.channel_tiles, self.resident, target)
-
-    @property
-    def cluster_bytes(self) -> int:
-        """Of a block's part of the sums where a cluster adds them, rows apart for the sake of the banks."""
-        return 4 * self.c.block_m * (self.w_rows + CLUSTER_GAP)
-
-    @property
-    def part_bytes(self) -> int:
-        """Of a part of a tile's sums."""
-        return 4 * self.c.block_m * self.w_rows
-
-    @property
-    def mma_steps(self) -> int:
-        """Roundings that a product meets, of EPS_ACC: those of the wgmma behind it; and of the small products' sum. Of
-        EPS_FP8 those of a tap and a line, and that of its sum with the others, in fp32."""
-        if self.is_promoted:
-            return self.k_steps + 1
-        steps = self.w_tiles * self.k_steps
-        return steps + (1 + steps // 512 if self.is_split else 0)
+        return super().registers + self.sum_registers - self.sums + split

@@ -1,0 +1,490 @@
+"""A product on wgmma of a filter and the patches of x: its lines of shared memory, its panels, rings and tiles.
+
+A line of shared memory holds 128 bytes of the channels of a pixel. A wgmma takes lines as rows or columns of an
+operand, eight neighbours and then every group of eight the same distance on; so the lines of a filter's tap are those
+of the first one moved by a constant.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from convgen.errors import ConfigError
+from convgen.gather import Axis, Gather
+from convgen.plan import MAX_CLUSTER, Buffer, Launch, Param, Placement, WorkspaceArg
+from convgen.problem import Conv
+from convgen.strategies import common, operands, partial_sums, rules, wgmma_block
+from convgen.strategies.implicit_gemm_tiling import STEP_BYTES
+from convgen.strategies.operands import Operand
+from convgen.strategies.wgmma_block import LINE_BYTES, SHARED_ALIGNMENT, BlockConfig
+from convgen.strategies.wgmma_results import Results
+from convgen.target import Target
+from convgen.tensor_map import MAX_BOX, Swizzle
+
+SQUARE = 8
+MAX_SPLITS = 64
+MAX_PARTIAL_BYTES = 1 << 30
+OTHER_REGISTERS = 44
+"""That a consumer needs beside its sums."""
+
+
+class PatchesConfig(BlockConfig):
+    """How the product is tiled, and how its operands come."""
+
+    patches: str
+    """How pixels come. "rows": those of results in a row over the ends of rows and images; "im2col": for every tap
+    those it meets; others: the halo of a box of results."""
+    split_k: int
+    """Parts of the sums of tiles that leave multiprocessors idle: those after the last one that all have as many of.
+    They run in parallel and are added in a fixed order by a second kernel."""
+    cluster: int
+    """Blocks of a cluster that have a part of each tile's sums, and add them through their shared memory."""
+
+    @property
+    def parts(self) -> int:
+        """Of a tile's sums, if they are split."""
+        return max(self.split_k, self.cluster)
+
+
+@dataclass(frozen=True)
+class Patches:
+    """A gather (fprop, x and w channels-last but where patches are planes) and a config: what both strategies share."""
+
+    g: Gather
+    c: PatchesConfig
+
+    @property
+    def positions(self) -> int:
+        """Of a block's tile."""
+        raise NotImplementedError
+
+    @property
+    def square(self) -> tuple[int, ...]:
+        """The results of a box along each inner axis."""
+        raise NotImplementedError
+
+    @property
+    def w_rows(self) -> int:
+        """Lines of a tile of w: channels of a block's tile."""
+        raise NotImplementedError
+
+    @property
+    def results(self) -> Results:
+        """Those of a slab."""
+        raise NotImplementedError
+
+    @property
+    def channel_tiles(self) -> int:
+        """Of all groups."""
+        raise NotImplementedError
+
+    # --- axes and channels ---------------------------------------------------------------------------
+
+    @property
+    def inner(self) -> tuple[Axis, ...]:
+        """The axes whose taps lie in one halo: the last two."""
+        return self.g.axes[-2:]
+
+    @property
+    def depth(self) -> tuple[Axis, ...]:
+        """The axes before them, whose taps are loaded apart."""
+        return self.g.axes[:-2]
+
+    @property
+    def is_halo(self) -> bool:
+        """Whether the inner taps are shifts within one tile of x."""
+        return self.c.patches != "im2col"
+
+    @property
+    def is_box(self) -> bool:
+        """Whether positions are those of boxes of results."""
+        return self.c.patches not in ("im2col", "rows")
+
+    @property
+    def item(self) -> int:
+        return self.g.x.dtype.itemsize
+
+    @property
+    def q(self) -> int:
+        return self.g.q_size
+
+    @property
+    def line(self) -> int:
+        """Elements of a line of x."""
+        return LINE_BYTES // self.item
+
+    @functools.cached_property
+    def shared_groups(self) -> int:
+        """Groups whose channels lie in one line of x."""
+        if self.g.groups == 1 or self.q == 0 or self.line % self.q:
+            return 1
+        return math.gcd(self.line // self.q, self.g.groups)
+
+    @property
+    def w_line(self) -> int:
+        """Elements of a line of w: a group's part of the line."""
+        return self.q if self.shared_groups > 1 else self.line
+
+    @property
+    def w_swizzle(self) -> Swizzle:
+        return Swizzle(self.w_line * self.item)
+
+    @property
+    def chunks(self) -> int:
+        """Lines that the channels of a group fill."""
+        return -(-self.q // self.line)
+
+    @property
+    def k_steps(self) -> int:
+        """wgmma of a tap and a line, for each group of it."""
+        return -(-min(self.q * self.item, LINE_BYTES) // STEP_BYTES)
+
+    # --- panels ------------------------------------------------------------------------------------------
+
+    @property
+    def taps(self) -> int:
+        """Taps of a panel: those that one tile of x serves."""
+        return math.prod(axis.taps for axis in self.inner) if self.is_halo else 1
+
+    @property
+    def panels(self) -> int:
+        """Tiles of x of a tile of results: one a line of channels and tap that is loaded apart."""
+        return self.chunks * self.g.taps // self.taps
+
+    @property
+    def panels_of_part(self) -> int:
+        return -(-self.panels // self.c.parts)
+
+    @property
+    def w_tiles(self) -> int:
+        """Tiles of w of a tile of results."""
+        return self.panels * self.taps
+
+    @property
+    def resident(self) -> bool:
+        """Whether the tiles of w stay in shared memory."""
+        return self.c.w_stages == self.w_tiles
+
+    @property
+    def mma_steps(self) -> int:
+        """Roundings that a product meets: those of the wgmma behind it."""
+        return self.w_tiles * self.k_steps
+
+    # --- positions -----------------------------------------------------------------------------------
+
+    @property
+    def box(self) -> tuple[int, ...]:
+        """The pixels of a box's halo along each inner axis."""
+        return tuple(axis.span(extent) for axis, extent in zip(self.inner, self.square, strict=True))
+
+    @property
+    def pitch(self) -> tuple[int, ...]:
+        """Positions in a row along each inner axis, from a line to the next: zeros at an end serve both sides."""
+        return tuple(max(a.out, a.source + max(a.pad_lo, a.pad_hi)) for a in self.inner)
+
+    @property
+    def span(self) -> int:
+        """Lines from a position to that of its last tap."""
+        *rows, last = self.inner
+        reach = (last.taps - 1) * last.spread
+        return reach + sum((a.taps - 1) * a.spread for a in rows) * self.pitch[-1]
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of x that a block's positions meet."""
+        return (self.pitch[-1] - 1 + self.positions - 1 + self.span) // self.pitch[-1] + 1
+
+    @property
+    def planes(self) -> int:
+        """Two-dimensional results of one batch element."""
+        return math.prod(axis.out for axis in self.depth)
+
+    @property
+    def units(self) -> int:
+        """What a batch element is counted in: boxes, else positions."""
+        match self.c.patches:
+            case "im2col":
+                return self.g.out
+            case "rows":
+                return self.planes * math.prod(self.pitch)
+        return self.planes * math.prod(-(-a.out // s) for a, s in zip(self.inner, self.square, strict=True))
+
+    @property
+    def boxes(self) -> int:
+        """Of a block's tile, if they are that."""
+        raise NotImplementedError
+
+    @property
+    def units_of_block(self) -> int:
+        return self.boxes if self.is_box else self.positions
+
+    @property
+    def group_lines(self) -> int:
+        """Lines from eight of an operand's positions to the next eight."""
+        return self.box[-1] if self.square[-1] == SQUARE else SQUARE
+
+    @property
+    def row_lines(self) -> int:
+        """Lines from a row of pixels to the next."""
+        return self.pitch[-1] if self.c.patches == "rows" else self.box[-1]
+
+    # --- shared memory -------------------------------------------------------------------------------
+
+    @property
+    def x_lines(self) -> int:
+        if self.c.patches == "rows":
+            return self.most_rows * self.pitch[-1]
+        return self.boxes * math.prod(self.box) if self.is_box else self.positions
+
+    @property
+    def x_bytes(self) -> int:
+        return self.x_lines * LINE_BYTES
+
+    @property
+    def w_bytes(self) -> int:
+        whole = self.w_rows * self.w_line * self.item
+        return -(-whole // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
+
+    @property
+    def mapped(self) -> bool:
+        return self.results.mapped
+
+    @property
+    def w_at(self) -> int:
+        return self.c.x_stages * self.x_bytes
+
+    @property
+    def staging_at(self) -> int:
+        return self.w_at + self.c.w_stages * self.w_bytes
+
+    @property
+    def barriers_at(self) -> int:
+        return self.staging_at + self.c.consumers * self.c.slabs * self.results.slab_bytes
+
+    @property
+    def ordered(self) -> bool:
+        """Whether warpgroups that take turns wait for each other's products.
+
+        A wait for an mbarrier's phase takes the one before the last for it, so nobody may come to a stage while an
+        earlier filling of it is on its way. None is where all stages before were waited for by those who went before,
+        or where the earlier filling was one's own: where the rings come around with one's own tiles.
+        """
+        slots = self.c.slots
+        own_x = self.c.x_stages % (slots * self.panels) == 0
+        own = own_x and (self.resident or self.c.w_stages % (slots * self.w_tiles) == 0)
+        return slots > 1 and not (own and self.c.split_k == 1)
+
+    @property
+    def mbarriers(self) -> int:
+        """Two a stage, full and empty; tiles that stay are never empty."""
+        turns = self.c.slots if self.ordered else 0
+        return 2 * self.c.x_stages + self.c.w_stages * (1 if self.resident else 2) + turns
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.barriers_at + 8 * self.mbarriers
+
+    # --- registers -----------------------------------------------------------------------------------
+
+    @property
+    def sums(self) -> int:
+        """Of a thread."""
+        raise NotImplementedError
+
+    @property
+    def registers(self) -> int:
+        """About what a consumer needs."""
+        return self.sums + OTHER_REGISTERS
+
+    # --- work ----------------------------------------------------------------------------------------
+
+    def tiles(self, batch: int) -> int:
+        """Of results."""
+        return -(-batch * self.units // self.units_of_block) * self.channel_tiles
+
+    def split_tiles(self, batch: int, target: Target) -> int:
+        """Of them, those whose sums are split."""
+        return self.tiles(batch) % target.sm_count if self.c.split_k > 1 else 0
+
+    def blocks(self, batch: int, target: Target) -> int:
+        """Blocks that are launched."""
+        if self.c.cluster > 1:
+            return self.tiles(batch) * self.c.cluster
+        tiles = self.tiles(batch) + (self.c.split_k - 1) * self.split_tiles(batch, target)
+        return wgmma_block.blocks(tiles, self.channel_tiles, self.resident, target)
+
+    @property
+    def cluster_gap(self) -> int:
+        """Sums between those of one position and the next where a cluster adds them, for the sake of the banks."""
+        raise NotImplementedError
+
+    @property
+    def cluster_bytes(self) -> int:
+        """Of a block's part of the sums where a cluster adds them."""
+        return 4 * self.positions * (self.w_rows + self.cluster_gap)
+
+    @property
+    def part_bytes(self) -> int:
+        """Of a part of a tile's sums."""
+        return 4 * self.positions * self.w_rows
+
+
+# --- rules --------------------------------------------------------------------------------------------
+
+
+def check(t: Patches, most_positions: int, target: Target) -> None:
+    """Of a tiling whose warpgroups, channels and ways of pixels are legal: its stages, registers, parts and memory."""
+    c = t.c
+    if c.patches == "im2col" and t.positions > MAX_BOX:
+        raise ConfigError(f"a tile of {t.positions} positions: patches=im2col loads at most {MAX_BOX} at once")
+    if t.resident and c.parts > 1:
+        raise ConfigError(f"w_stages={c.w_stages}: all tiles of w stay, those of {c.parts} parts of the sums do not")
+    if c.x_stages < 2 and t.panels > 1:
+        raise ConfigError("x_stages=1: expected at least 2, one is filled while another is multiplied")
+    wgmma_block.check_stages(t)
+    limit = wgmma_block.REGISTERS[c.consumers][1]
+    if t.registers > limit:
+        raise ConfigError(f"{t.sums} sums of a thread and what goes with them take about {t.registers} registers, "
+                          f"with {c.consumers} consumers a thread has {limit}")  # fmt: skip
+    wgmma_block.check_instruction(c)
+    _check_parts(t, target)
+    rules.shared_fits("stages and results take", t.shared_bytes, target)
+    wgmma_block.check_counts(t, most_positions)
+
+
+def _check_parts(t: Patches, target: Target) -> None:
+    c = t.c
+    if c.cluster > 1 and c.split_k > 1:
+        raise ConfigError(f"cluster={c.cluster} split_k={c.split_k}: sums are split in one of the ways")
+    if c.cluster > MAX_CLUSTER:
+        raise ConfigError(f"cluster={c.cluster}: a cluster has at most {MAX_CLUSTER} blocks")
+    if c.split_k > MAX_SPLITS:
+        raise ConfigError(f"split_k={c.split_k}: at most {MAX_SPLITS}, every part is written and read once more")
+    if t.panels_of_part * (c.parts - 1) >= t.panels:
+        way = f"cluster={c.cluster}" if c.cluster > 1 else f"split_k={c.split_k}"
+        raise ConfigError(f"{way}: {t.panels} panels leave a part with none")
+    if c.split_k > 1:
+        _check_split(t, target)
+    if c.cluster > 1:
+        _check_cluster(t)
+
+
+def _check_split(t: Patches, target: Target) -> None:
+    split = t.c.split_k
+    if t.g.batch is None:
+        raise ConfigError(f"split_k={split}: which sums are split goes with the batch, and with it what an image's "
+                          "results are rounded to; a batch known at run time has split_k=1")  # fmt: skip
+    tiles = t.split_tiles(t.g.batch, target)
+    if not tiles:
+        raise ConfigError(f"split_k={split}: {t.tiles(t.g.batch_size)} tiles leave none of {target.sm_count} "
+                          "multiprocessors idle")  # fmt: skip
+    if split * tiles * t.part_bytes > MAX_PARTIAL_BYTES:
+        raise ConfigError(f"split_k={split}: partial results of {split * tiles * t.part_bytes} bytes, more than "
+                          f"{MAX_PARTIAL_BYTES}")  # fmt: skip
+
+
+def _check_cluster(t: Patches) -> None:
+    c = t.c
+    if c.sharing != c.consumers:
+        raise ConfigError(f"cluster={c.cluster} sharing={c.sharing}: a block of a cluster has one tile, so "
+                          f"expected all {c.consumers} consumers")  # fmt: skip
+    if t.g.batch is None:
+        raise ConfigError(f"cluster={c.cluster}: a grid of a block for each part goes with the batch; a batch "
+                          "known at run time has cluster=1")  # fmt: skip
+    if t.cluster_bytes > t.staging_at:
+        raise ConfigError(f"cluster={c.cluster}: a block's part of the sums has {t.cluster_bytes} bytes, the "
+                          f"stages where it is left have {t.staging_at}")  # fmt: skip
+
+
+# --- what the product's kernels take ------------------------------------------------------------------
+
+
+def reduce(problem: Conv, t: Patches, strategy: str, target: Target, results: tuple[Operand, ...]) -> Launch:
+    """The launch that adds the parts of split tiles, two results a thread, and applies the epilogue."""
+    parts = Param("partial", f"const {partial_sums.sum_type(t.g)}*"), WorkspaceArg("partial")
+    pairs = t.positions * t.w_rows // 2
+    grid = (-(-pairs // partial_sums.THREADS), max(t.split_tiles(t.g.batch_size, target), 1), 1)
+    name = common.kernel_name(problem, strategy, t.c, "reduce")
+    return operands.launch(name, (parts, *results), grid, (partial_sums.THREADS, 1, 1), is_early=True)
+
+
+def workspace(t: Patches, target: Target) -> tuple[Buffer, ...]:
+    """Of the parts of split tiles."""
+    nbytes = t.c.split_k * t.split_tiles(t.g.batch_size, target) * t.part_bytes
+    return (Buffer("partial", nbytes),) if nbytes else ()
+
+
+_GATHER_CONSTANTS = (
+    *("problem", "direction", "x_name", "w_name", "y_name", "type_headers", "in_t", "out_t", "batch", "groups", "m"),
+    *("q", "axes", "y_batch", "y_m", "epilogue", "epilogue_params", "activation", "slope", "accumulate", "value_t"),
+)
+
+
+def constants(problem: Conv, t: Patches, target: Target, product: Launch, reducing: Launch) -> dict[str, Any]:
+    """What templates of the product are told, those of either strategy."""
+    g, c = t.g, t.c
+    gathered = common.gather_constants(problem, g)
+    known = {name: gathered[name] for name in _GATHER_CONSTANTS} | t.results.constants
+    return known | {
+        "config": str(c),
+        "kernel": product.kernel.name,
+        "params": product.kernel.params,
+        "offset_t": "long long" if g.wide else "int",
+        "reduce_kernel": reducing.kernel.name,
+        "reduce_params": reducing.kernel.params,
+        "parts": c.parts,
+        "cluster": c.cluster > 1,
+        "is_early": product.is_early,
+        "multiprocessors": target.sm_count,
+        "wgmma_extents": [c.block_n],
+        "patches": c.patches,
+        "tiles": c.tiles,
+        "block_n": c.block_n,
+        "consumers": c.consumers,
+        "sharing": c.sharing,
+        "x_stages": c.x_stages,
+        "w_stages": c.w_stages,
+        "threads": c.threads,
+        "subtiles": c.subtiles,
+        "shared_groups": t.shared_groups,
+        "line": t.line,
+        "step": STEP_BYTES // t.item,
+        "k_steps": t.k_steps,
+        "taps": t.taps,
+        "panels": t.panels,
+        "panels_of_part": t.panels_of_part,
+        "chunks": t.chunks,
+        "resident": t.resident,
+        "ordered": t.ordered,
+        "units": t.units,
+        "square": t.square,
+        "pitch": t.pitch,
+        "span": t.span,
+        "group_lines": t.group_lines,
+        "row_lines": t.row_lines,
+        "x_bytes": t.x_bytes,
+        "w_bytes": t.w_bytes,
+        "w_rows": t.w_rows,
+        "w_line_bytes": t.w_line * t.item,
+        "w_at": t.w_at,
+        "staging_at": t.staging_at,
+        "barriers_at": t.barriers_at,
+        "slabs": c.slabs,
+        "reads_y": problem.accumulate or "residual" in problem.epilogue.operands,
+        "registers": wgmma_block.REGISTERS[c.consumers],
+    }
+
+
+def placements(t: Patches, kind: str, sum_registers: int) -> tuple[Placement, ...]:
+    """Of the product; `kind` is that of its sums."""
+    g, c = t.g, t.c
+    x_why = "the halo of a tile of results, once for all its taps" if t.is_halo else "the pixels that a tap meets"
+    w_why = "all of a block's channels, loaded once" if t.resident else "a tap at a time, for the channels of a tile"
+    return (
+        Placement(g.x.name, "shared", c.x_stages * t.x_bytes, f"{c.x_stages} stages: {x_why}"),
+        Placement(g.w.name, "shared", c.w_stages * t.w_bytes, f"{c.w_stages} tiles: {w_why}"),
+        Placement("sums", "registers", 4 * sum_registers, f"{kind}, in a warpgroup's wgmma fragments"),
+    )

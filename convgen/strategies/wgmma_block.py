@@ -95,6 +95,11 @@ class BlockTiling(Protocol):
     @property
     def mapped(self) -> bool: ...
     @property
+    def stores(self) -> int:
+        """Slabs that a warpgroup fills with a tile's results."""
+        ...
+
+    @property
     def channel_tiles(self) -> int: ...
 
 
@@ -179,9 +184,10 @@ def check_stages(t: BlockTiling) -> None:
     if t.mbarriers > MAX_MBARRIERS:
         raise ConfigError(f"{t.mbarriers} mbarriers of {c.x_stages} x_stages and {c.w_stages} w_stages: expected "
                           f"at most {MAX_MBARRIERS}")  # fmt: skip
-    if c.slabs > (c.tiles if t.mapped else 1):
-        raise ConfigError(f"slabs={c.slabs}: expected at most {c.tiles if t.mapped else 1}, a slab for each 64 "
-                          "positions whose results TMA writes")  # fmt: skip
+    most = t.stores if t.mapped else 1
+    if c.slabs > most:
+        raise ConfigError(f"slabs={c.slabs}: expected at most {most}, a slab for each part of a tile whose results "
+                          "TMA writes")  # fmt: skip
 
 
 def check_instruction(c: BlockConfig) -> None:

@@ -206,6 +206,7 @@ def _constants(
 ) -> dict[str, Any]:
     return wgmma_patches.constants(problem, t, target, product, reduce) | {
         "numerics": _numerics_text(problem, t),
+        "swapped": False,
         "products": t.products,
         "promoted": t.is_promoted,
         "x_sets": t.x_sets,

@@ -347,6 +347,11 @@ class PackedTiling:
         return Results(self.g, self.c.block_n, self.square, self.last.out, straight=straight)
 
     @property
+    def stores(self) -> int:
+        """Slabs that a warpgroup fills with a tile's results."""
+        return self.c.tiles
+
+    @property
     def mapped(self) -> bool:
         return self.results.mapped
 

@@ -249,6 +249,11 @@ class Patches:
         return -(-whole // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
 
     @property
+    def stores(self) -> int:
+        """Slabs that a warpgroup fills with a tile's results."""
+        raise NotImplementedError
+
+    @property
     def mapped(self) -> bool:
         return self.results.mapped
 
@@ -437,6 +442,7 @@ def constants(problem: Conv, t: Patches, target: Target, product: Launch, reduci
         "reduce_params": reducing.kernel.params,
         "parts": c.parts,
         "cluster": c.cluster > 1,
+        "cluster_gap": t.cluster_gap,
         "is_early": product.is_early,
         "multiprocessors": target.sm_count,
         "wgmma_extents": [c.block_n],

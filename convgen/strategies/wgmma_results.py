@@ -22,7 +22,7 @@ PIECE = 8
 
 @dataclass(frozen=True)
 class Results:
-    """Those of 64 positions, of as many channels as a block's tile has."""
+    """Those of a slab: of `rows` positions and so many channels."""
 
     g: Gather
     channels: int
@@ -36,6 +36,7 @@ class Results:
     """Whether no tile reaches into the next group's channels."""
     straight: bool = False
     """Whether they go from registers to y."""
+    rows: int = ROWS
 
     @property
     def item(self) -> int:
@@ -58,9 +59,9 @@ class Results:
 
     @property
     def mapped(self) -> bool:
-        """Whether TMA writes them: of channels-first results 64 that lie in a row."""
+        """Whether TMA writes them: of channels-first results those that lie in a row."""
         if self.channels_first:
-            return self.staged and self.whole and self.square[-1:] == (ROWS,) and self.run == PIECE
+            return self.staged and self.whole and self.square[-1:] == (self.rows,) and self.run == PIECE
         return self.staged and (self.in_order or len(self.square) > 0)
 
     @property
@@ -72,7 +73,7 @@ class Results:
     def line(self) -> int:
         """Elements of a line of a slab: channels, of the longest that a swizzle has, or all of them; or positions."""
         if self.channels_first:
-            return ROWS
+            return self.rows
         for swizzle in (Swizzle.B128, Swizzle.B64, Swizzle.B32):
             if self.channels * self.item % swizzle.value == 0:
                 return int(swizzle.value) // self.item
@@ -85,7 +86,7 @@ class Results:
 
     @property
     def slab_bytes(self) -> int:
-        return ROWS * self.channels * self.item if self.staged else 0
+        return self.rows * self.channels * self.item if self.staged else 0
 
     @property
     def alignment(self) -> int:
@@ -107,7 +108,7 @@ class Results:
             steps: tuple[int, ...] = (*(a.y_stride for a in axes[1:]), g.y_m, g.y_batch)
             box: tuple[int, ...] = (*reversed(self.square), *ones, self.channels, 1)
         elif self.in_order:
-            extents, steps, box = (channels, g.batch_size * g.out), (channels,), (self.line, ROWS)
+            extents, steps, box = (channels, g.batch_size * g.out), (channels,), (self.line, self.rows)
         else:
             extents = (channels, *(a.out for a in axes), g.batch_size)
             steps = (*(a.y_stride for a in axes), g.y_batch)

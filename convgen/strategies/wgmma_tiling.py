@@ -145,6 +145,10 @@ class Tiling(Patches):
         )
 
     @property
+    def stores(self) -> int:
+        return self.c.tiles
+
+    @property
     def cluster_gap(self) -> int:
         return 8
 

@@ -39,11 +39,13 @@ from convgen.strategies.wgmma_swapped_tiling import SwappedConfig, SwappedTiling
 from convgen.target import Target
 from convgen.tensor_map import MAX_BOX
 
-START_SHAPES = ((1, 1, 1, 1), (1, 2, 1, 1), (1, 3, 1, 1), (1, 2, 2, 1), (2, 2, 2, 1), (1, 1, 1, 4), (1, 1, 1, 8))
+START_SHAPES = ((1, 1, 1, 1), (1, 2, 1, 1), (1, 3, 1, 1), (1, 2, 2, 1), (2, 2, 2, 1), (1, 1, 1, 4), (1, 1, 1, 6))
 """Tiles, consumers, those that share a tile, and blocks that share its sums."""
 START_STAGES = ((2, 4), (4, 4), (6, 6), (3, 9))
 WIDTHS = (32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256)
 """Positions of a tile that are worth trying whatever the map."""
+PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+"""Of sums that are split."""
 LEAST_WIDTH = 24
 """Of those that fit the map."""
 
@@ -72,7 +74,7 @@ class WgmmaSwapped:
     def space(self, problem: Conv, target: Target) -> Space:
         t = _tiling(problem, _start(problem, "im2col"))
         g = t.g
-        parts = tuple(s for s in (1, 2, 4, 8, 16) if s == 1 or (g.batch is not None and s <= t.panels))
+        parts = tuple(s for s in PARTS if s == 1 or (g.batch is not None and s <= t.panels))
         return Space(
             SwappedConfig,
             {

@@ -7,7 +7,6 @@ from collections.abc import Collection
 
 from convgen.problem import Conv, DType
 from convgen.strategies.cost_model import LAUNCH_SECONDS
-from convgen.strategies.wgmma_patches import Patches
 from convgen.strategies.wgmma_tiling import Tiling
 from convgen.target import Target
 
@@ -49,37 +48,23 @@ SPLIT = 20
 
 def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -> float:
     """Predicted seconds of all kernels; `packed`: the operands that are packed first."""
-    c = t.c
-    steps = t.shared_groups * t.k_steps * c.subtiles
-    wgmma = wgmma_cycles(c.block_n) * steps * t.products
-    step = wgmma * slowed(problem, target) + ALONE * (c.consumers == 1) + SPLIT * steps * t.is_split
-    if t.is_promoted and c.consumers == 1:
-        step += PROMOTION * t.sums
-    boxes = {"rows": t.most_rows, "im2col": 1}.get(c.patches, c.subtiles)
-    return of_product(problem, t, step, boxes, packed, target)
-
-
-def wgmma_cycles(columns: int) -> float:
-    return max(columns / COLUMNS_PER_CYCLE, LEAST_WGMMA)
-
-
-def slowed(problem: Conv, target: Target) -> float:
-    """Times as long as at the clock's rate: power sets that of long products."""
-    unit = "tf32" if problem.dtype is DType.FP32 else problem.dtype.value
-    return target.peak.of(unit) / target.attainable.of(unit)
-
-
-def of_product(problem: Conv, t: Patches, step: float, boxes: int, packed: Collection[str], target: Target) -> float:
-    """Predicted seconds where a tap takes a block `step` cycles of products, and a panel's pixels come by so many
-    calls."""
     c, batch = t.c, t.g.batch_size
     tiles, split = t.tiles(batch), t.split_tiles(batch, target)
     turns: float = math.ceil((tiles - split) / t.blocks(batch, target))
     if c.cluster > 1:
-        turns = math.ceil(tiles / _clusters(c.cluster, target))
+        turns = math.ceil(tiles / clusters_at_a_time(c.cluster, target))
     if split:
         turns += math.ceil(split * c.split_k / target.sm_count) * t.panels_of_part / t.panels
     slots = c.slots
+    # Power, not the clock, sets the rate of long products.
+    unit = "tf32" if problem.dtype is DType.FP32 else problem.dtype.value
+    slowed = target.peak.of(unit) / target.attainable.of(unit)
+    steps = t.shared_groups * t.k_steps * c.subtiles
+    wgmma = max(t.c.block_n / COLUMNS_PER_CYCLE, LEAST_WGMMA) * steps * t.products
+    step = wgmma * slowed + ALONE * (c.consumers == 1) + SPLIT * steps * t.is_split
+    if t.is_promoted and c.consumers == 1:
+        step += PROMOTION * t.sums
+    boxes = {"rows": t.most_rows, "im2col": 1}.get(c.patches, c.subtiles)
     loaded = t.x_bytes + (0 if t.resident else t.taps * t.w_bytes)
     loads = max(loaded / BYTES_PER_CYCLE, boxes * CALL)
     # One stage is multiplied, the others are on their way.
@@ -103,13 +88,13 @@ def of_product(problem: Conv, t: Patches, step: float, boxes: int, packed: Colle
     return total
 
 
-def _clusters(blocks: int, target: Target) -> int:
+def clusters_at_a_time(blocks: int, target: Target) -> int:
     """Clusters that run at a time: each on multiprocessors that lie together."""
     whole, rest = divmod(target.sm_count, TOGETHER)
     return whole * (TOGETHER // blocks) + rest // blocks or 1
 
 
-def _results(t: Patches) -> float:
+def _results(t: Tiling) -> float:
     """Cycles from a tile's sums to its results."""
     c = t.c
     if c.cluster > 1:

@@ -14,8 +14,8 @@ from convgen.strategies.wgmma_patches import SQUARE, Patches, PatchesConfig
 from convgen.strategies.wgmma_results import Results
 
 PATCHES = ("box", "line", "rows", "im2col")
-MOST_GROUPS = 8
-"""Times eight positions: those of a slab at most."""
+FEW_GROUPS, MANY_GROUPS = 4, 8
+"""Times eight positions: those of a slab at least and at most, where their number divides the tile's."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,9 @@ class SwappedTiling(Patches):
     def slab_positions(self) -> int:
         """A part of the tile's, in groups of eight."""
         groups = self.positions // SQUARE
-        return SQUARE * max(n for n in range(1, MOST_GROUPS + 1) if groups % n == 0)
+        divisors = [n for n in range(1, groups + 1) if groups % n == 0]
+        most = max(n for n in divisors if n <= MANY_GROUPS)
+        return SQUARE * (most if most >= FEW_GROUPS else min((n for n in divisors if n > MANY_GROUPS), default=groups))
 
     @property
     def stores(self) -> int:

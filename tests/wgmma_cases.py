@@ -1,4 +1,4 @@
-"""What tests of the Hopper strategy share: a plain config, a layer, and the simulator."""
+"""What tests of the Hopper strategies share: a plain config, a layer, and the simulator."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from convgen.render import render
 from convgen.runtime.physical import stored_dtype
 from convgen.runtime.sim import SimResult, build
 from convgen.simulator import Copies, Mode
+from convgen.space import Config
+from convgen.strategies import Strategy
 from convgen.strategies.wgmma_implicit_gemm import STRATEGY
 from convgen.strategies.wgmma_tiling import PATCHES, PLANES, WgmmaConfig
 from convgen.target import Target
@@ -43,10 +45,15 @@ def require_right(problem: str, config: WgmmaConfig | None, target: Target = FEW
 
 
 def run(
-    problem: Conv, config: WgmmaConfig, target: Target, mode: Mode = Mode.COUNT, copies: Copies = Copies.LATE
+    problem: Conv,
+    config: Config,
+    target: Target,
+    mode: Mode = Mode.COUNT,
+    copies: Copies = Copies.LATE,
+    strategy: Strategy = STRATEGY,
 ) -> tuple[SimResult, Any]:
     """The run of the kernels on small integers, and their result."""
-    plan = lower(problem, STRATEGY, config, target)
+    plan = lower(problem, strategy, config, target)
     inputs = {
         name: encode(values, problem.tensor(name).dtype)
         for name, values in make_inputs(problem, 0, "small_integers").items()

@@ -208,7 +208,9 @@ def _start(problem: Conv, patches: str) -> SwappedConfig:
 def _constants(
     problem: Conv, t: SwappedTiling, target: Target, product: Launch, reduce: Launch, packings: dict[str, Packing]
 ) -> dict[str, Any]:
-    return wgmma_patches.constants(problem, t, target, product, reduce) | {
+    told = wgmma_patches.constants(problem, t, target, product, reduce)
+    del told["pairs"]  # neighbouring channels are of different threads
+    return told | {
         "numerics": _numerics_text(t),
         "swapped": True,
         "products": 1,

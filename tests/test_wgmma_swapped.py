@@ -198,7 +198,7 @@ def test_blocks_go_round_their_rings(changes: dict[str, int | str]) -> None:
 
 
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
-@pytest.mark.parametrize(("patches", "cluster"), [("im2col", 2), ("im2col", 8), ("rows", 3), ("box", 5)])
+@pytest.mark.parametrize(("patches", "cluster"), [("im2col", 2), ("im2col", 8), ("rows", 3), ("box", 6)])
 def test_clusters_add_the_parts_that_their_blocks_have(patches: str, cluster: int, layout: str) -> None:
     """Parts of as many panels and of fewer, of tiles that are not full."""
     problem = f"conv2d n=2 c=328 in=9x11 k=84 filter=3x3 pad=1 dtype=bf16 layout={layout} epilogue=bias"

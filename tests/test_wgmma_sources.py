@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 from conformance import (
     TARGET,
@@ -17,7 +19,11 @@ from wgmma_cases import FEW, LAYER, config, require_right, run
 from convgen.binding import preparation
 from convgen.lowering import lower
 from convgen.problem import Conv
+from convgen.reference import make_inputs
+from convgen.reference.rounding import encode
 from convgen.render import render
+from convgen.runtime.sim import build
+from convgen.simulator import FaultKind
 from convgen.strategies.wgmma_implicit_gemm import STRATEGY
 from convgen.strategies.wgmma_sources import sources
 from convgen.strategies.wgmma_tiling import PLANES, Tiling
@@ -132,3 +138,37 @@ def test_channels_are_packed_as_far_as_they_must(text: str, packed: dict[str, in
 )
 def test_what_planes_are_not(text: str, reason: str) -> None:
     require_refusal(STRATEGY, f"conv2d n=1 k=32 {text}", config(patches=PLANES, block_n=8), reason)
+
+
+@pytest.mark.parametrize(
+    ("missing", "faulty", "touched"),
+    [
+        (None, None, set()),
+        (1, 2, {"packed_x"}),  # w's kernel may end before x's: then what the product waits for is not all
+        (2, 2, {"packed_x", "packed_w"}),
+        (3, 3, {"partial", "y"}),
+    ],
+    ids=["none", "packing w", "product", "reduce"],
+)
+def test_a_missing_wait_is_found(missing: int | None, faulty: int | None, touched: set[str]) -> None:
+    """The kernels pack x, pack w, multiply, and add parts: without the wait of one, one meets what is not there yet."""
+    problem = Conv.parse(LAYER.replace("nhwc", "nchw"))
+    plan = lower(problem, STRATEGY, config(block_n=16, split_k=2), FEW)
+    start = 'extern "C" __global__'
+    head, *kernels = render(plan).split(start)
+    if missing is not None:
+        assert "grid_dependency_wait();" in kernels[missing]
+        kernels[missing] = kernels[missing].replace("grid_dependency_wait();", "")
+    inputs = {
+        name: encode(values, problem.tensor(name).dtype)
+        for name, values in make_inputs(problem, 0, "small_integers").items()
+    }
+    outputs = {"y": np.zeros(problem.tensor("y").shape, np.float16)}
+    faults = build([plan], [start.join([head, *kernels])])[0].run(inputs, outputs).report.faults
+    assert {fault.kernel for fault in faults} == (set() if faulty is None else {plan.launches[faulty].kernel.name})
+    assert all(fault.kind is FaultKind.RACE for fault in faults)
+    said = [
+        re.search(r"global (\w+) offset \d+, which a kernel before may still use", fault.detail) for fault in faults
+    ]
+    assert {found[1] for found in said if found} == touched
+    assert None not in said

@@ -274,7 +274,7 @@ class CudaProgram:
     ) -> None:
         """Put the steps but those to `skip` on the stream; `filling`: constant memory is written, and used, by them.
 
-        `alone`: without those that they follow in the plan, so that none begins early, before who made the weights ends.
+        `alone`: without those that they follow in the plan. Then none begins early, before who made the weights ends.
         """
         cuda = driver()
         stream = cuda.CUstream(call.stream)

@@ -134,7 +134,7 @@ class Library:
     ) -> Report:
         """Run a kernel, all of its grid or the blocks of these linear indices and those of their clusters.
 
-        The blocks of a cluster run at the same time. `is_early`: it may begin before the launch before it has ended, and
+        The blocks of a cluster run at the same time. `is_early`: it may begin before the launch before it has ended;
         what it touches too early is a fault. `workers` OS threads share the clusters (default: one a core).
         Faults are reported, not raised; but a launch that no GPU would accept raises SimulatorFault. A block that takes
         longer than `CONVGEN_SIM_TIMEOUT` seconds of CPU time (default 600; 0: no limit) is a fault and ends the launch;

@@ -173,9 +173,10 @@ class Launch:
     """Run a kernel. `args` match the kernel's `params` one to one.
 
     `cluster`: how many neighbouring blocks along each axis run at the same time, as a thread block cluster. `is_early`:
-    it may begin before the step before it has ended, for which its kernel waits before it touches memory
-    (`device/grid_dependency.cuh`; compute capability 9.0 and on, like clusters). Raises UsageError for a cluster of
-    more than MAX_CLUSTER blocks, and for a grid that is not a multiple of them whatever the sizes.
+    it may begin before the step before it has ended, for which its kernel waits before it touches what that may still
+    use, and before it ends (`device/grid_dependency.cuh`; compute capability 9.0 and on, like clusters). Raises
+    UsageError for a cluster of more than MAX_CLUSTER blocks, and for a grid that is not a multiple of them whatever the
+    sizes.
     """
 
     kernel: Kernel

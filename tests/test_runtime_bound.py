@@ -16,7 +16,7 @@ import pytest
 from fake_gpu import Fake, FakeTensor, Status, aligned, installed, tensor
 
 from convgen.errors import UsageError
-from convgen.plan import CopyToSymbol, Plan, TensorArg
+from convgen.plan import Buffer, CopyToSymbol, Launch, Plan, ScalarArg, TensorArg, WorkspaceArg
 from convgen.problem import Sizes
 from convgen.runtime import bound as module
 from convgen.runtime.arrays import native
@@ -295,6 +295,18 @@ def test_a_program_that_prepares_nothing_reads_the_weights(gpu: Fake) -> None:
     prepared = gpu.program(plain).prepare(_w(3))
     assert (prepared.nbytes, prepared.is_settled) == (0, True)
     assert "record" not in gpu.driver.names()
+
+
+def test_no_preparation_begins_early(gpu: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the plan it follows a step that does not touch the weights; alone it follows whoever made them."""
+    kernel = PLAN.kernels[0]
+    scalars = (ScalarArg(0.5), ScalarArg(1), ScalarArg(1))
+    args = (TensorArg("w"), WorkspaceArg("kept"), *scalars)
+    launch = Launch(kernel, (1, 1, 1), (32, 1, 1), args, is_early=True)
+    plan = dataclasses.replace(PLAN, steps=(launch,), workspace=(Buffer("kept", 4),))
+    monkeypatch.setattr(gpu.driver, "_multiply", lambda *_: None)
+    gpu.program(plan).prepare(_w(3))
+    assert _launches(gpu) == [("launch", "multiply", (1, 1, 1), (32, 1, 1), 0, 7)]
 
 
 def test_weights_that_kernels_cannot_read_are_copied_once(gpu: Fake) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 from conformance import (
     TARGET,
@@ -16,8 +18,12 @@ from wgmma_cases import FEW, LAYER, config, require_right, run
 
 from convgen.binding import preparation
 from convgen.lowering import lower
-from convgen.problem import Conv
+from convgen.problem import Accuracy, Conv
+from convgen.reference import make_inputs
+from convgen.reference.rounding import encode
 from convgen.render import render
+from convgen.runtime.sim import build
+from convgen.simulator import FaultKind
 from convgen.strategies.wgmma_implicit_gemm import STRATEGY
 from convgen.strategies.wgmma_sources import sources
 from convgen.strategies.wgmma_tiling import PLANES, Tiling
@@ -132,3 +138,83 @@ def test_channels_are_packed_as_far_as_they_must(text: str, packed: dict[str, in
 )
 def test_what_planes_are_not(text: str, reason: str) -> None:
     require_refusal(STRATEGY, f"conv2d n=1 k=32 {text}", config(patches=PLANES, block_n=8), reason)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "int8", "tf32", "fp32"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "n=2 c=64 in=5x8 k=24 filter=3x3",
+        "n=2 c=20 in=5x8 k=24 filter=3x3",  # runs of 8 bytes of fp16, and channels of zeros
+        "n=2 c=13 in=5x8 k=9 filter=3x1",  # runs of one element
+        "n=*<=4~2 c=72 in=5x8 k=40 filter=4x4",  # taps that would meet in the same banks
+        "n=3 c=36 in=5x8 k=24 filter=2x3 groups=3",
+        "n=1 c=30 in=1x4 k=8 filter=1x65 pad=0x31",  # an octet of pieces is more than a load a thread
+        "n=1 c=17 in=1x3 k=8 filter=1x385 pad=0x191",  # and more than shared memory is to hold
+    ],
+)
+def test_channels_first_weights_of_any_shape_are_packed(shape: str, dtype: str) -> None:
+    problem = Conv.parse(f"conv2d {shape} dtype={dtype} accuracy=fast layout=nchw")
+    strict = dataclasses.replace(problem, accuracy=Accuracy.STRICT) if dtype == "fp32" else problem
+    for checked in {problem, strict}:
+        if STRATEGY.why_not(checked, FEW) is None:
+            require_right(str(checked), None)
+
+
+@pytest.mark.parametrize(("filter_", "reads"), [("3x3", 10), ("2x2", 8)])
+def test_channels_first_weights_are_packed_in_whole_sectors(filter_: str, reads: int) -> None:
+    """Loads and stores of 16 bytes fill them, and a warp's lanes meet in few banks."""
+    problem = Conv.parse(f"conv2d n=1 c=128 in=9x9 k=64 filter={filter_} dtype=fp16 layout=nchw")
+    ran, _ = run(problem, config(), TARGET)
+    sites = [site for site in ran.report.counters.sites if "pack_w" in site.kernel]
+    in_memory = [site for site in sites if site.space == "global"]
+    nbytes = problem.tensor("w").nbytes
+    assert sorted((s.is_write, s.bytes, s.accesses, s.transactions) for s in in_memory) == [
+        (False, nbytes, nbytes // 16, nbytes // 32),
+        (True, nbytes, nbytes // 16, nbytes // 32),
+    ]
+    [taken] = [site for site in sites if site.space == "shared" and not site.is_write]
+    assert taken.transactions * 8 <= taken.ideal * reads * 1.05
+
+
+@pytest.mark.parametrize(("n", "is_behind"), [("2", True), ("*<=4~2", False)])
+def test_packing_w_waits_behind_its_stores(n: str, is_behind: bool) -> None:
+    """But where there may be no image, so that x's kernel, which comes before it, is not launched."""
+    plan = lower(Conv.parse(LAYER.replace("n=2", f"n={n}").replace("nhwc", "nchw")), STRATEGY, config(), FEW)
+    text = render(plan).split('extern "C" __global__')[2]
+    assert plan.launches[1].kernel.name in text
+    assert (text.index("grid_dependency_wait();") > text.rindex("store_pack(")) == is_behind
+
+
+@pytest.mark.parametrize(
+    ("missing", "faulty", "touched"),
+    [
+        (None, None, set()),
+        (1, 2, {"packed_x"}),  # w's kernel may end before x's: then what the product waits for is not all
+        (2, 2, {"packed_x", "packed_w"}),
+        (3, 3, {"partial", "y"}),
+    ],
+    ids=["none", "packing w", "product", "reduce"],
+)
+def test_a_missing_wait_is_found(missing: int | None, faulty: int | None, touched: set[str]) -> None:
+    """The kernels pack x, pack w, multiply, and add parts: without the wait of one, one meets what is not there yet."""
+    problem = Conv.parse(LAYER.replace("nhwc", "nchw"))
+    plan = lower(problem, STRATEGY, config(block_n=16, split_k=2), FEW)
+    start = 'extern "C" __global__'
+    head, *kernels = render(plan).split(start)
+    if missing is not None:
+        assert "grid_dependency_wait();" in kernels[missing]
+        kernels[missing] = kernels[missing].replace("grid_dependency_wait();", "")
+    inputs = {
+        name: encode(values, problem.tensor(name).dtype)
+        for name, values in make_inputs(problem, 0, "small_integers").items()
+    }
+    outputs = {"y": np.zeros(problem.tensor("y").shape, np.float16)}
+    faults = build([plan], [start.join([head, *kernels])])[0].run(inputs, outputs).report.faults
+    assert {fault.kernel for fault in faults} == (set() if faulty is None else {plan.launches[faulty].kernel.name})
+    assert all(fault.kind is FaultKind.RACE for fault in faults)
+    said = [
+        re.search(r"global (\w+) offset \d+, which a kernel before may still use", fault.detail) for fault in faults
+    ]
+    assert {found[1] for found in said if found} == touched
+    assert None not in said

@@ -8,6 +8,7 @@ let go when `run` returns: the pool may then hand it out again, but only to work
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import threading
 import weakref
@@ -246,7 +247,7 @@ class CudaProgram:
         if self.preparation.steps:
             others = frozenset(range(len(self.plan.steps))) - self.preparation.steps
             used = module or self._module(call.device, call.stream)
-            self._enqueue(call, size, addresses, used, skip=others)
+            self._enqueue(call, size, addresses, used, skip=others, alone=True)
         prepared = PreparedWeights(
             device=call.device,
             module=module,
@@ -269,8 +270,12 @@ class CudaProgram:
         *,
         skip: frozenset[int] = frozenset(),
         filling: bool = False,
+        alone: bool = False,
     ) -> None:
-        """Put the steps but those to `skip` on the stream; `filling`: constant memory is written, and used, by them."""
+        """Put the steps but those to `skip` on the stream; `filling`: constant memory is written, and used, by them.
+
+        `alone`: without those that they follow in the plan. Then none begins early, before who made the weights ends.
+        """
         cuda = driver()
         stream = cuda.CUstream(call.stream)
         block = module.take()
@@ -292,7 +297,8 @@ class CudaProgram:
                     continue
                 if isinstance(step, Launch):
                     function = module.functions[step.kernel.name]
-                    call_driver, taken = launch_call(step, size.steps[index], function, stream, block.pointers[index])
+                    launch = dataclasses.replace(step, is_early=False) if alone else step
+                    call_driver, taken = launch_call(launch, size.steps[index], function, stream, block.pointers[index])
                     check(call_driver(*taken))
                 elif isinstance(step, CopyToSymbol):
                     source = addresses[address_key(step.source)]

@@ -167,8 +167,10 @@ class _Run:
                 case Launch():
                     report += self._launch(step, self.sample if step is launches[-1] else None)
                 case CopyToSymbol():
+                    self.memory.settle()
                     self._copy(step)
                 case Memset():
+                    self.memory.settle()
                     block = self._block(step.destination)
                     block.bytes[:] = step.value
                     block.mark_written()
@@ -193,6 +195,7 @@ class _Run:
             [self._argument(arg) for arg in step.args],
             self.memory,
             cluster=step.cluster,
+            is_early=step.is_early,
             blocks=None if sample is None else sample.pick(grid),
             workers=self.workers,
             copies=self.copies,

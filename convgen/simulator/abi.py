@@ -16,6 +16,7 @@ MAX_CLUSTER = 8
 WARPGROUP_AGENTS = MAX_THREADS + MAX_MBARRIERS
 OPAQUE_ACTOR = WARPGROUP_AGENTS + 31
 STORE_AGENTS = WARPGROUP_AGENTS + 32
+KERNEL_BEFORE = 0xFFFFFFFE
 
 SPACES = ("global", "shared", "constant", "texture")
 
@@ -55,6 +56,9 @@ class Buffer(c.Structure):
         ("writer", c.c_void_p),
         ("touched", c.c_void_p),
         ("granule_bits", c.c_uint32),
+        ("held", c.c_uint32),
+        ("held_behind", c.c_uint32),
+        ("used", c.c_uint32),
     ]
 
 
@@ -141,5 +145,6 @@ class Launch(c.Structure):
         ("site_count", c.c_uint32),
         ("mbarriers", c.c_void_p),
         ("mbarriers_taken", c.c_void_p),
+        ("waited", c.c_uint32),
         ("totals", Totals),
     ]

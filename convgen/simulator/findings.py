@@ -130,6 +130,9 @@ class Findings:
 def _actor(number: int, of_rank: str) -> str:
     if number == abi.NO_OBJECT:
         return "another thread"
+    if number == abi.KERNEL_BEFORE:
+        return ("which a kernel before may still use: grid_dependency_wait must come between, and in each early kernel "
+                "between the two")  # fmt: skip
     if number < abi.MAX_THREADS:
         return f"thread {number}{of_rank}"
     if number < abi.WARPGROUP_AGENTS:

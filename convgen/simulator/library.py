@@ -127,19 +127,21 @@ class Library:
         memory: Memory,
         *,
         cluster: tuple[int, int, int] = (1, 1, 1),
+        is_early: bool = False,
         blocks: Sequence[int] | None = None,
         workers: int | None = None,
         copies: Copies = Copies.LATE,
     ) -> Report:
         """Run a kernel, all of its grid or the blocks of these linear indices and those of their clusters.
 
-        The blocks of a cluster run at the same time. `workers` OS threads share the clusters (default: one a core).
+        The blocks of a cluster run at the same time. `is_early`: it may begin before the launch before it has ended;
+        what it touches too early is a fault. `workers` OS threads share the clusters (default: one a core).
         Faults are reported, not raised; but a launch that no GPU would accept raises SimulatorFault. A block that takes
         longer than `CONVGEN_SIM_TIMEOUT` seconds of CPU time (default 600; 0: no limit) is a fault and ends the launch;
         UsageError if that is no such number. In the main thread, what a signal's handler raises ends the launch too.
         """
         _check_limits(kernel, grid, block, cluster, shared_bytes, arguments)
-        memory.begin_launch()
+        memory.begin_launch(is_early)
         textures = [a for a in arguments if isinstance(a, Texture)]
         values = [
             _marshal(param.ctype, argument, textures) for param, argument in zip(kernel.params, arguments, strict=True)
@@ -194,6 +196,7 @@ class Library:
         with self._turn, regions(launch.workers * size) as memory_of_workers:
             launch.regions = ctypes.addressof(memory_of_workers)
             self._run(launch)
+        memory.end_launch(buffers, bool(launch.waited))
         footprint = {b.name: b.footprint() for b in memory.blocks} if count else {}
         names = tuple(b.name for b in memory.blocks)
         stuck = [b for b in mbarriers if b.expected]

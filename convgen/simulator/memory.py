@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from convgen.simulator import abi
+from convgen.simulator.flight import Flight
 
 CANARY = 0xA5
 POISON = 0xFF
@@ -71,6 +72,7 @@ class Memory:
         self.base = self._arena.base
         self.blocks: list[Block] = []
         self._launched = False
+        self._flight = Flight()
 
     def allocate(
         self, name: str, nbytes: int, *, writable: bool, initialised: bool, granule: int = 4, offset: int = 0
@@ -122,18 +124,34 @@ class Memory:
                     None if b.writer is None else b.writer.ctypes.data,
                     b.touched.ctypes.data if count else None,
                     b.granule.bit_length() - 1,
+                    self._flight.before.get(b.index, 0),
+                    self._flight.behind.get(b.index, 0),
                 )
                 for b in self.blocks
             )
         )
 
-    def begin_launch(self) -> None:
-        """Who wrote what in the launch before no longer matters, only that it was written."""
+    def begin_launch(self, is_early: bool = False) -> None:
+        """Who wrote what in the launch before no longer matters, only that it was written.
+
+        One that is early may begin while those before still run.
+        """
+        if not is_early:
+            self.settle()
         if self._launched:
             for block in self.blocks:
                 if block.writer is not None:
                     np.minimum(block.writer, BY_KERNEL, out=block.writer)
         self._launched = True
+
+    def end_launch(self, used: ctypes.Array[abi.Buffer], has_waited: bool) -> None:
+        """Take from the table how the launch used the buffers; it may still run when an early one begins."""
+        uses = {block.index: used[block.index].used for block in self.blocks if used[block.index].used}
+        self._flight = self._flight.then(uses, has_waited)
+
+    def settle(self) -> None:
+        """Say that all kernels have ended."""
+        self._flight = Flight()
 
 
 class _Arena:

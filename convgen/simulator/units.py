@@ -9,6 +9,7 @@ from typing import Protocol
 
 INCLUDE = re.compile(r"^#include <.*>$", re.MULTILINE)
 LINKAGE = re.compile(r'extern "C"(?=\s+(?:__global__|__constant__|__device__|__launch_bounds__))')
+WAIT = re.compile(r"void grid_dependency_wait\(\) \{")
 _ALIGN = r"(?:__align__\(\w+\)\s*)?"
 CONSTANT = re.compile(rf"__constant__\s+{_ALIGN}(?:[\w:]+\s+)*?[\w:]+\s+{_ALIGN}(\w+)\s*(?:\[|;|=)")
 
@@ -54,7 +55,8 @@ def constants_name(unit: int) -> str:
 
 
 def translation_unit(units: Iterable[Unit]) -> str:
-    """The C++ text. The emitted sources stand in it unchanged, but for their C linkage: two may share names.
+    """The C++ text. The emitted sources stand in it unchanged, but for their C linkage: two may share names; and for
+    the simulator's part of grid_dependency_wait.
 
     What they include is included first, outside their namespaces, and is guarded against being included again.
     """
@@ -66,6 +68,7 @@ def translation_unit(units: Iterable[Unit]) -> str:
 def _wrap(index: int, unit: Unit) -> str:
     namespace = f"convgen_unit_{index}"
     source = LINKAGE.sub(lambda match: " " * len(match.group()), unit.source)
+    source = WAIT.sub(lambda match: f"{match.group()} convgen_sim_grid_dependency_wait();", source)
     pieces = [f'namespace {namespace} {{\n#line 1 "{unit.label}"\n{source}\n}}\n#line 1 "entries_{index}"\n']
     for kernel in unit.kernels:
         types = "".join(f"typedef {param.ctype} P{i}; " for i, param in enumerate(kernel.params))

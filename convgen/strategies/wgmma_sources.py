@@ -33,6 +33,10 @@ THREADS = 256
 """Threads a block of the kernels that pack."""
 MAX_RUN = 8
 """Positions that a thread of them takes."""
+OCTET = 8
+"""Pieces of 16 bytes that lie in all banks of shared memory between them."""
+MAX_TILE_BYTES = 48 * 1024
+"""Of channels-first w in a block's shared memory; of an octet with more taps elements are packed one by one."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ class Packing:
     itemsize: int
     q: int
     run: int
-    """Neighbouring elements that a load takes: positions of channels-first x, else channels."""
+    """Neighbouring elements that a load takes: positions of channels-first tensors, else channels."""
     along: int
     """Positions that a thread takes."""
     lanes: int
@@ -154,6 +158,8 @@ class Packing:
     """From one image, or result channel, to the next; like the others in elements of the tensor."""
     q_stride: int
     position_stride: int
+    tile: int = 0
+    """Pieces of 16 bytes of channels that a block brings into shared memory, all taps of each; 0: none."""
 
 
 def packings(problem: Conv, found: Sources, strategy: str, config: Config) -> dict[str, Packing]:
@@ -199,20 +205,36 @@ def _x_packing(problem: Conv, product: Gather, name: str) -> Packing:
 def _w_packing(problem: Conv, product: Gather, name: str) -> Packing:
     g = gather(problem)
     first = problem.layout is Layout.CHANNELS_FIRST
-    blocks = -(-g.channels * g.taps * product.q_size // THREADS)
+    item = g.w.dtype.itemsize
+    piece = ALIGNMENT // item
+    tile = _w_tile(g.taps) if first else 0
+    elements = tile * piece * g.taps or THREADS  # of a block
+    blocks = -(-g.channels * g.taps * product.q_size // elements)
     taken = (operands.w(g), _stored(product.w.dtype.ctype, "w"))
     return Packing(
-        operands.launch(name, taken, (blocks, 1, 1), (THREADS, 1, 1)),
-        itemsize=g.w.dtype.itemsize,
+        operands.launch(name, taken, (blocks, 1, 1), (THREADS, 1, 1), shared_bytes=_tile_bytes(tile, g.taps)),
+        itemsize=item,
         q=g.q_size,
-        run=1,
+        run=common.power_dividing(g.q_size * g.taps, piece) if tile else 1,
         along=1,
         lanes=1,
         positions=g.taps,
         outer_stride=g.w_m,
         q_stride=g.w_q,
         position_stride=1 if first else g.q_size,
+        tile=tile,
     )
+
+
+def _w_tile(taps: int) -> int:
+    """About 16 bytes a thread: then all of a small w is under way at once, from all multiprocessors."""
+    tile = max(THREADS // taps // OCTET, 1) * OCTET
+    return tile if _tile_bytes(tile, taps) <= MAX_TILE_BYTES else 0
+
+
+def _tile_bytes(tile: int, taps: int) -> int:
+    """Of an even number of taps there is room for one more, which moves the next piece to other banks."""
+    return tile * ALIGNMENT * (taps | 1)
 
 
 def _stored(ctype: str, tensor: str) -> operands.Operand:
@@ -226,8 +248,8 @@ def workspace(found: Sources) -> tuple[Buffer, ...]:
 
 
 def alignment(found: Mapping[str, Packing]) -> dict[str, int]:
-    """What the loads of x rely on, in bytes."""
-    return {"x": found["x"].run * found["x"].itemsize} if "x" in found else {}
+    """What the loads of x and w rely on, in bytes."""
+    return {tensor: packing.run * packing.itemsize for tensor, packing in found.items()}
 
 
 def placements(found: Sources) -> tuple[Placement, ...]:

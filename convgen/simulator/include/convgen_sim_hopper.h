@@ -32,6 +32,9 @@ void convgen_sim_bulk_store(void* global, const void* shared, unsigned bytes);
 void convgen_sim_bulk_commit();
 void convgen_sim_bulk_wait(int groups);
 
+// Of grid_dependency_wait: behind it the thread may touch what kernels before have used (units.py).
+void convgen_sim_grid_dependency_wait();
+
 __attribute__((const)) unsigned convgen_sim_cluster_rank();
 __attribute__((const)) unsigned convgen_sim_cluster_size();
 void* convgen_sim_cluster_map(const void* shared, unsigned rank);

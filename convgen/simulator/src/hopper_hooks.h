@@ -194,6 +194,11 @@ void convgen_sim_wgmma(void* d, const unsigned* a, uint64_t a_tile, uint64_t b_t
     meet_warpgroup(kWgmma, reinterpret_cast<uint64_t>(&operands), 0, image_offset(CALLER));
 }
 
+void convgen_sim_grid_dependency_wait() {
+    Worker* w = this_worker();
+    w->current->has_waited = w->has_waited = true;
+}
+
 void convgen_sim_wgmma_fence() { this_worker()->current->wgmma_fenced = true; }
 
 void convgen_sim_wgmma_commit() {

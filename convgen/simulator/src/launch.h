@@ -113,7 +113,10 @@ struct Buffer {
     uint64_t* writer;  // 0 unwritten, 1 by the host, 2 by an earlier launch, or who wrote it in this one (shadow.h)
     uint8_t* touched;
     uint32_t granule_bits;
+    uint32_t held, held_behind;  // how kernels before that may still run use it (Use); behind the thread's wait
+    uint32_t used;               // how this one does
 };
+enum Use : uint32_t { kUsedToRead = 1, kUsedToWrite = 2 };
 
 struct ConstantArray {
     uint64_t base, bytes;
@@ -163,7 +166,7 @@ struct Launch {
     const uint64_t* clusters;  // linear indices of those to run, or null for all; a block of no cluster is one by itself
     uint64_t cluster_count;
     uint64_t arena_base;  // buffer i lies in [arena_base + i * kArenaSlot, … + kArenaSlot)
-    const Buffer* buffers;
+    Buffer* buffers;
     const ConstantArray* constants;                // those of the kernel's unit
     uint64_t constants_begin, constants_end;       // where those of all units lie
     const Texture* textures;
@@ -175,6 +178,7 @@ struct Launch {
     uint32_t site_capacity, site_count;
     MbarrierState* mbarriers;   // of the first cluster that is stuck, with room for 64 of each block
     uint32_t* mbarriers_taken;  // whether it is
+    uint32_t waited;            // whether any thread waited for the kernels before (grid_dependency_wait)
     Totals totals;
 };
 constexpr uint32_t kMaxWorkers = 64;

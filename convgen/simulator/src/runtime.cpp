@@ -77,6 +77,7 @@ static void begin_launch(Worker* w, const Launch* launch) {
     w->expired = w->allocating = false;
     w->ticks = 0;
     w->ticked_block = 0;
+    w->has_waited = false;
     w->fault_count = 0;
     w->totals = Totals{};
     for (uint32_t i = 0; i < w->threads; ++i) {
@@ -105,6 +106,7 @@ static void* run_clusters(void* argument) {
 
 static void end_launch(Worker* w, Launch* launch) {
     w->newest = w->cluster->clock;
+    launch->waited |= w->has_waited;
     for (uint32_t i = 0; i < w->fault_count && launch->fault_count < launch->fault_capacity; ++i)
         launch->faults[launch->fault_count++] = w->fault[i];
     launch->totals.flops += w->totals.flops;

@@ -210,7 +210,7 @@ static void begin_block(Worker* w, Index3 block) {
         t->announced_left = 0;
         t->copies_begin = t->copies_end = t->groups_committed = 0;
         t->bulk_groups = 0;
-        t->wgmma_fenced = t->has_arrived = false;
+        t->wgmma_fenced = t->has_waited = t->has_arrived = false;
         t->started = 0;
         t->remote_writes = Span{};
     }

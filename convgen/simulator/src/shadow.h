@@ -172,8 +172,16 @@ constexpr uint64_t kIntervalBits = (1ull << 20) - 1;
 constexpr uint64_t kUnwritten = 0;
 constexpr uint64_t kFirstWriter = 1ull << 20;
 
+// What a kernel before may still write nobody touches, and what it may still read nobody writes.
+static void see_use(Worker* w, const Thread* t, const Touch& touch, Buffer& buffer, uint32_t object, int64_t offset) {
+    const uint32_t held = t->has_waited ? buffer.held_behind : buffer.held;
+    if (touch.write ? held : held & kUsedToWrite) record_access(w, kRace, touch, kGlobal, object, offset, kKernelBefore);
+    const uint32_t use = touch.write ? kUsedToWrite : kUsedToRead;
+    if (!(__atomic_load_n(&buffer.used, __ATOMIC_RELAXED) & use)) __atomic_fetch_or(&buffer.used, use, __ATOMIC_RELAXED);
+}
+
 static void check_global(Worker* w, const Thread* t, const Touch& touch, uint32_t object) {
-    const Buffer& buffer = w->launch->buffers[object];
+    Buffer& buffer = w->launch->buffers[object];
     const int64_t offset = static_cast<int64_t>(touch.address - buffer.base);
     if (offset < 0 || static_cast<uint64_t>(offset) + touch.bytes > buffer.bytes) {
         record_access(w, kOutOfBounds, touch, kGlobal, object, offset);
@@ -190,6 +198,7 @@ static void check_global(Worker* w, const Thread* t, const Touch& touch, uint32_
         if (touch.write) record_access(w, kReadOnly, touch, kGlobal, object, offset);
         return;
     }
+    see_use(w, t, touch, buffer, object, offset);
     const uint64_t block_first = w->block_linear * w->threads + 1;
     const uint64_t mine = (block_first + t->linear) << 20 | (w->interval & kIntervalBits);
     bool unwritten = false, race = false;

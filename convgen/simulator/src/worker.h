@@ -48,6 +48,7 @@ constexpr uint32_t kWarpgroupAgents = kMbarrierAgents + kMbarriers;  // reads of
 constexpr uint32_t kOpaqueActor = kWarpgroupAgents + 31;             // holds an mbarrier: nobody may touch it otherwise
 constexpr uint32_t kStoreAgents = kWarpgroupAgents + kWarpgroups * kWarp;  // reads of the bulk stores of a warp
 constexpr uint32_t kActors = kStoreAgents + kMaxThreads / kWarp;
+constexpr uint32_t kKernelBefore = 0xfffffffe;  // in faults
 
 // Of the actors of one block: times up to which their accesses are known to be done, and those whose generic writes the
 // async proxy sees. Whoever knows something has one for each block of the cluster, by rank.
@@ -115,6 +116,7 @@ struct Thread {
     AsyncCopy* copies;
     uint32_t bulk_groups;
     bool wgmma_fenced;
+    bool has_waited;  // for the kernels before
     // in the cluster: whether it has come to its barrier and not waited, in which phase; ranks that it knows have started
     bool has_arrived;
     uint32_t arrived_phase, started;
@@ -198,6 +200,7 @@ struct Worker {
     Wgmma* wgmma;
     uint32_t wgmmas[kWarpgroups], wgmma_groups[kWarpgroups];
     bool has_wgmma;
+    bool has_waited;  // any thread of any block
     double wgmma_b[32 * 256];  // the operand of the one that runs
     Visit visit[kMaxCluster][kMaxThreads];
 

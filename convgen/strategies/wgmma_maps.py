@@ -10,7 +10,7 @@ from convgen.strategies import wgmma_sources
 from convgen.strategies import wgmma_tiling as tiling
 from convgen.strategies.operands import Operand
 from convgen.strategies.wgmma_block import ROWS
-from convgen.strategies.wgmma_patches import SQUARE, Patches
+from convgen.strategies.wgmma_patches import Patches
 from convgen.strategies.wgmma_tiling import Tiling
 from convgen.tensor_map import MAX_BOX, Im2colMap, Swizzle, TensorMap
 
@@ -39,7 +39,7 @@ def not_copied(t: Patches) -> str | None:
         return "results of a stride lie in no halo of neighbours; im2col steps over pixels"
     if t.taps == 1:
         return "a filter of one tap has no halo; im2col copies the same pixels"
-    if t.square[-1] == SQUARE and len(t.inner) < 2:
+    if t.has_eights and len(t.inner) < 2:
         return "expected two axes; line is that of one"
     width = t.pitch[-1] if t.c.patches == "rows" else t.box[-1]
     if width > MAX_BOX:

@@ -104,6 +104,11 @@ class Patches:
         return self.c.patches not in ("im2col", "rows")
 
     @property
+    def has_eights(self) -> bool:
+        """Whether boxes have eight results along the last axis, and others along the one before."""
+        return self.c.patches in ("square", "box")
+
+    @property
     def item(self) -> int:
         return self.g.x.dtype.itemsize
 
@@ -224,7 +229,7 @@ class Patches:
     @property
     def group_lines(self) -> int:
         """Lines from eight of an operand's positions to the next eight."""
-        return self.box[-1] if self.square[-1] == SQUARE else SQUARE
+        return self.box[-1] if self.has_eights else SQUARE
 
     @property
     def row_lines(self) -> int:

@@ -27,7 +27,8 @@ from convgen.gather import gather
 from convgen.lowering import lower
 from convgen.problem import Conv, Direction, DType, Layout, PadMode
 from convgen.render import render
-from convgen.simulator import Copies, Mode
+from convgen.runtime.sim import build
+from convgen.simulator import Copies, FaultKind, Mode
 from convgen.strategies.wgmma_swapped import STRATEGY
 from convgen.strategies.wgmma_swapped_tiling import PATCHES, SwappedConfig, SwappedTiling
 from convgen.target import Target
@@ -195,6 +196,30 @@ def test_blocks_go_round_their_rings(changes: dict[str, int | str]) -> None:
         report.require_clean()
         results.append(result)
     np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("omitted", "kind", "detail"),
+    [
+        (
+            "cp_async_bulk_wait_group_read<kSlabs - 1>();",
+            FaultKind.RACE,
+            "by warp 0 may still read",
+        ),
+        ("wgmma_wait_group<1>();", FaultKind.RACE, "at shared memory offset 0 of"),
+        ("fence_proxy_async();", FaultKind.PROXY, "with no fence_proxy_async behind it"),
+        ("mbarrier_wait_parity(x_full + x_ring.stage, x_ring.parity);", FaultKind.RACE, "may still write"),
+    ],
+)
+def test_what_is_left_out_is_found(omitted: str, kind: FaultKind, detail: str) -> None:
+    """Planted in the text of the kernel."""
+    plan = lower(Conv.parse(LAYER.replace("k=40", "k=256")), STRATEGY, config(tiles=2, sharing=2, w_stages=2), FEW)
+    headers, product = render(plan).split('extern "C"')
+    assert omitted in product
+    [program] = build([plan], [f'{headers}extern "C"{product.replace(omitted, ";")}'], Mode.CHECK)
+    inputs = {t.name: np.ones(t.shape, np.float16) for t in plan.inputs}
+    report = program.run(inputs, {"y": np.zeros(plan.problem.outputs[0].shape, np.float16)}, copies=Copies.LATE)
+    assert any(fault.kind is kind and detail in fault.detail for fault in report.report.faults), report.report.faults
 
 
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])

@@ -137,11 +137,11 @@ def _actor(number: int, of_rank: str) -> str:
         return f"thread {number}{of_rank}"
     if number < abi.WARPGROUP_AGENTS:
         return "which a copy may still write: a wait for the mbarrier that it completes on must come between"
-    if number < abi.OPAQUE_ACTOR:
-        group = number - abi.WARPGROUP_AGENTS
-        return f"which wgmma of warpgroup {group} may still read: its wgmma_wait_group and an arrival must come between"
     if number == abi.OPAQUE_ACTOR:
         return "where an mbarrier lies"
+    if number < abi.STORE_AGENTS:
+        group = (number - abi.WARPGROUP_AGENTS) // abi.WARP
+        return f"which wgmma of warpgroup {group} may still read: its wgmma_wait_group and an arrival must come between"
     return (
         f"which a copy to global memory by warp {number - abi.STORE_AGENTS} may still read: its "
         "cp_async_bulk_wait_group_read must come between"

@@ -208,9 +208,7 @@ def _start(problem: Conv, patches: str) -> SwappedConfig:
 def _constants(
     problem: Conv, t: SwappedTiling, target: Target, product: Launch, reduce: Launch, packings: dict[str, Packing]
 ) -> dict[str, Any]:
-    told = wgmma_patches.constants(problem, t, target, product, reduce)
-    del told["pairs"]  # neighbouring channels are of different threads
-    return told | {
+    return wgmma_patches.constants(problem, t, target, product, reduce) | {
         "numerics": _numerics_text(t),
         "swapped": True,
         "products": 1,

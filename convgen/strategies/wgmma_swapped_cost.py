@@ -15,35 +15,35 @@ COLUMNS_PER_CYCLE = 2.27
 """Of a wgmma's 64 rows and 32 bytes of terms."""
 LEAST_WGMMA = 37.8
 """Cycles of a wgmma, however narrow: its 64 rows come from shared memory."""
-ALONE = 32.1
+ALONE = 27.5
 """Cycles of a tap in which nothing is multiplied where one warpgroup multiplies."""
-TOGETHER = 6.12
+TOGETHER = 7.01
 """Cycles of a tap in which warpgroups that share a tile wait for each other."""
-LATENCY = 802
+LATENCY = 854
 """Cycles from a call for a tile to its arrival."""
-START = 360
+START = 288
 """Cycles until the first tile has come, and from the last sum to its result in memory."""
-TILE = 498
+TILE = 426
 """Cycles of a tile's results beside those that follow."""
-RESULT = 5.14
+RESULT = 4.4
 """Cycles a result of a thread."""
-SLAB = 128
+SLAB = 119
 """Cycles of a slab that is filled and handed on."""
-STRAIGHT_RESULT = 57.2
+STRAIGHT_RESULT = 122
 """Cycles of a result of a thread that goes straight to y."""
-COPIED_RESULT = 6.92
+COPIED_RESULT = 6.44
 """Further ones of one that a thread, not TMA, copies from its slab to y."""
-CLUSTER_START = 3578
+CLUSTER_START = 3828
 """Cycles in which a cluster's blocks start and end, one tile each."""
-CLUSTER_RESULT = 20
+CLUSTER_RESULT = 24.9
 """Cycles a result of a thread whose parts lie in several blocks."""
-TURN = 298
+TURN = 296
 """Cycles from the last product that a warpgroup gives to the next one's first, where they take turns in order."""
-BYTES_PER_CYCLE = 73.5
+BYTES_PER_CYCLE = 78.7
 """From L2 to each multiprocessor by TMA."""
 CALL = 35
 """Cycles of a call for a box."""
-PARTIAL = 1
+PARTIAL = 0.744
 """Times that parts of sums cross memory at its rate."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from convgen.errors import ConfigError, NotApplicableError
 from convgen.plan import Plan
-from convgen.problem import Problem
+from convgen.problem import DType, Problem
 from convgen.space import Config
 from convgen.strategies import Strategy, strategies_of
 from convgen.target import Target
@@ -69,4 +69,7 @@ def nothing_applies(problem: Problem, reasons: Mapping[Strategy, str | None]) ->
     for strategy, reason in reasons.items():
         sharing.setdefault(reason, []).append(strategy.name)
     listed = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in sharing.items())
-    return NotApplicableError(f"no strategy applies to {problem}: {listed}")
+    advice = ""
+    if problem.dtype is DType.FP8:
+        advice = "; take dtype=fp16 or bf16: they hold every number of fp8, and other strategies compute them"
+    return NotApplicableError(f"no strategy applies to {problem}: {listed}{advice}")

@@ -73,8 +73,8 @@ class FakeTensor:
     def detach(self) -> FakeTensor:
         return FakeTensor(self.array, self.dtype.removeprefix("torch."), self.device, self.is_cuda)
 
-    def new_empty_strided(self, shape: Any, strides: Any) -> FakeTensor:
-        return sys.modules["torch"].empty_strided(shape, strides, self.dtype, self.device)  # type: ignore[no-any-return]
+    def new_empty_strided(self, shape: Any, strides: Any, dtype: str | None = None) -> FakeTensor:
+        return sys.modules["torch"].empty_strided(shape, strides, dtype or self.dtype, self.device)  # type: ignore[no-any-return]
 
     def __getitem__(self, key: Any) -> FakeTensor:
         return FakeTensor(self.array[key], self.dtype.removeprefix("torch."), self.device)
@@ -101,7 +101,8 @@ def tensor(values: Any, offset: int = 0) -> FakeTensor:
 class FakeTorch(types.ModuleType):
     """The functions of `torch` that the runtime calls; `allocated` counts bytes by the stream they were asked on."""
 
-    float32, uint8 = "torch.float32", "torch.uint8"
+    float32, bfloat16, uint8 = "torch.float32", "torch.bfloat16", "torch.uint8"
+    float8_e4m3fn = "torch.float8_e4m3fn"
 
     def __init__(self) -> None:
         super().__init__("torch")

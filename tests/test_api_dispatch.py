@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from fake_decisions import Rig, by_hand, rig, w_of, x_of
@@ -14,6 +15,7 @@ from fake_gpu import FakeTensor, Status, aligned, tensor
 import convgen
 from convgen.api import dispatch, functions
 from convgen.errors import DeviceError, UsageError
+from convgen.runtime import arrays
 from convgen.runtime.cuda import CudaProgram
 
 
@@ -106,6 +108,23 @@ def test_an_empty_batch_compiles_nothing(gpu: Rig) -> None:
     assert gpu.compiled == []
 
 
+def test_a_new_output_has_the_type_asked_for(gpu: Rig) -> None:
+    """Seen on an empty batch, which no kernel is needed for."""
+    x, w = (FakeTensor(np.zeros(shape, ml_dtypes.float8_e4m3fn)) for shape in ((0, 1, 50), (1, 1, 1)))
+    bfloat16 = type("dtype", (), {"__module__": "torch", "__str__": lambda self: "torch.bfloat16"})()
+    for _ in range(2):
+        for given, found in ((None, "float8_e4m3fn"), ("float32", "float32"), (bfloat16, "bfloat16")):
+            y = convgen.conv1d(x, w, out_dtype=given)
+            assert (y.dtype, y.array.dtype.name, y.shape) == (f"torch.{found}", found, (0, 1, 50))
+
+
+def test_an_output_of_the_long_way_lies_as_the_short_ways_does(gpu: Rig, long_ways: list[str]) -> None:
+    for x in (x_of(), x_of(offset=4)):
+        y = convgen.conv1d(x, w_of(2))
+        assert (y.dtype, y.shape, y.stride(), y.get_device()) == ("torch.float32", (4, 1, 50), (50, 50, 1), 0)
+    assert len(long_ways) == 1
+
+
 def test_nothing_waits_for_the_gpu(gpu: Rig) -> None:
     for _ in range(2):
         convgen.conv1d(x_of(), w_of(3))
@@ -144,6 +163,32 @@ def test_a_tensor_that_requires_grad(gpu: Rig, warm: bool) -> None:
     bias.requires_grad = True
     with pytest.raises(UsageError, match="bias requires grad"):
         convgen.conv1d(x_of(), w_of(3), bias)
+
+
+def test_gradients_of_float8_are_refused(gpu: Rig) -> None:
+    x, w = (FakeTensor(np.zeros(shape, ml_dtypes.float8_e4m3fn)) for shape in ((4, 1, 50), (1, 1, 1)))
+    w.requires_grad = gpu.fake.torch.grad = True
+    with pytest.raises(UsageError, match=r"^weight requires grad, and there are no kernels for the backward pass yet"):
+        convgen.conv1d(x, w)
+
+
+def test_an_array_that_cupy_cannot_wrap(gpu: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Foreign:
+        def __dlpack__(self) -> None: ...
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 0
+
+    class Cupy:
+        @staticmethod
+        def from_dlpack(array: Any) -> Any:
+            raise TypeError("Unsupported dtype. dtype code: 10")
+
+    monkeypatch.setattr(arrays, "_cupy", lambda: Cupy)
+    with pytest.raises(
+        UsageError, match=r"input is a .*Foreign that CuPy cannot wrap \(Unsupported .*: pass a CUDA tensor"
+    ):
+        convgen.conv1d(Foreign(), w_of(3))
 
 
 @pytest.mark.parametrize("warm", [False, True])

@@ -8,7 +8,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -112,32 +111,35 @@ def test_a_search_that_was_interrupted_is_not_said_to_have_failed(outcome: Any) 
     assert tune_command._status([result], []) == (0 if outcome == "interrupted" else 5)
 
 
-LONG_PROBLEM = ("conv2d", "n=1", "c=32", "k=32", "in=64x64", "filter=5x5")
+NEVER_BUILT = """
+import sys
+from concurrent.futures import Future
+from convgen.cli import main
+from convgen.tuner.builder import Builder
+
+def submit(*_):
+    print("asked for", flush=True)
+    return Future()
+
+Builder.submit = submit
+sys.exit(main())
+"""
 
 
 def test_an_interrupt_before_the_first_answer_says_so(tmp_path: Path) -> None:
-    started = subprocess.Popen(
-        [sys.executable, "-m", "convgen", *TUNE, *LONG_PROBLEM],
+    with subprocess.Popen(
+        [sys.executable, "-c", NEVER_BUILT, *TUNE, "--trials", "1", *PROBLEM],
         env={**os.environ, "CONVGEN_TUNING_DB": str(tmp_path / "tuning.sqlite")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    # The run is recorded when the search begins, seconds before its first answer.
-    for _ in range(600):
-        if (tmp_path / "tuning.sqlite").exists() and _runs(tmp_path / "tuning.sqlite"):
-            break
-        time.sleep(0.05)
-    started.send_signal(signal.SIGINT)
-    out, errors = started.communicate(timeout=60)
-    assert (started.returncode, errors) == (130, "interrupted\n")
-    assert "interrupted" in out
-    assert "no candidate gave" not in out
-
-
-def _runs(path: Path) -> int:
-    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as plain:
+    ) as process:
         try:
-            return int(plain.execute("SELECT COUNT(*) FROM run").fetchone()[0])
-        except sqlite3.OperationalError:
-            return 0
+            assert process.stdout is not None
+            assert process.stdout.readline() == "asked for\n"
+            process.send_signal(signal.SIGINT)
+            out, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, errors) == (130, "interrupted\n")
+    assert "interrupted before any candidate gave a right answer: 0 candidates in" in out

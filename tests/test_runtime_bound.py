@@ -47,7 +47,7 @@ def _w(factor: float) -> FakeTensor:
 
 def _bound(program: CudaProgram, prepared: PreparedWeights | None = None) -> BoundCall:
     library, x = native("x", _x())
-    make = library.maker((4, 1, LENGTH), (LENGTH, LENGTH, 1), x)
+    make = library.maker((4, 1, LENGTH), (LENGTH, LENGTH, 1), "fp32", x)
     return BoundCall(program, library, 0, Sizes.of(n=4), make, prepared)
 
 

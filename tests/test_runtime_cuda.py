@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import types
 from collections.abc import Iterator
 from typing import Any
 
 import hand_plans
+import ml_dtypes
 import numpy as np
 import pytest
 from fake_gpu import Fake, FakeTensor, Status, aligned, installed, tensor
 
 from convgen.errors import DeviceError, ProblemError, UsageError
 from convgen.problem import Conv
+from convgen.runtime import arrays, transfer
 from convgen.runtime import cuda as runtime
 from convgen.target import Target
 
@@ -167,6 +171,53 @@ def test_host_arrays_are_refused_with_the_way_out(gpu: Fake) -> None:
     pytest.importorskip("cupy")
     with pytest.raises(UsageError, match=r"x is a numpy\.ndarray, not an array in GPU memory.*cupy\.asarray"):
         gpu.program(hand_plans.every_step(H200)).run({"x": _random(4, 1, LENGTH), "w": _random(1, 1, 1)})
+
+
+# --- element types that not every library has --------------------------------------------------------------
+
+
+class CupyOfNumpy(np.ndarray):
+    """An array as CuPy has it: only types of NumPy's own are copied and come to the host."""
+
+    def __setitem__(self, key: Any, values: Any) -> None:
+        assert self.dtype.kind != "V"
+        super().__setitem__(key, values)
+
+    def get(self) -> Any:
+        assert self.dtype.kind != "V"
+        return np.asarray(self)
+
+    @staticmethod
+    def asarray(array: Any) -> Any:
+        assert array.dtype.kind != "V"
+        return array.view(CupyOfNumpy)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16, np.bool_, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn])
+def test_arrays_of_every_type_go_to_the_gpu_and_back(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    monkeypatch.setattr(transfer, "load_cupy", lambda: CupyOfNumpy)
+    host = _random(2, 5, 6, 3).transpose(0, 3, 1, 2).astype(kind, order="K")
+    there = transfer.to_gpu(host)
+    back = transfer.to_host(there)
+    assert there.dtype == back.dtype == kind
+    assert there.strides == back.strides == host.strides
+    np.testing.assert_array_equal(back.astype(float), host.astype(float))
+
+
+def test_strided_arrays_of_every_type_are_copied() -> None:
+    source = _random(4, 6).astype(ml_dtypes.float8_e4m3fn).view(CupyOfNumpy)[::2, 1::3]
+    destination = np.zeros((2, 2), ml_dtypes.float8_e4m3fn).view(CupyOfNumpy)
+    arrays._CUPY.copy(destination, source)
+    np.testing.assert_array_equal(np.asarray(destination).astype(float), np.asarray(source).astype(float))
+
+
+def test_types_that_numpy_has_with_ml_dtypes_alone() -> None:
+    assert arrays.numpy_type("bf16") == ml_dtypes.bfloat16
+    assert arrays.numpy_type("fp8") == ml_dtypes.float8_e4m3fn
+    code = "from convgen.runtime.arrays import numpy_type\nprint(numpy_type('fp16'))\nnumpy_type('bf16')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "float16\n"
+    assert "UsageError: bfloat16 is no type of NumPy's or CuPy's own: import ml_dtypes first" in done.stderr
 
 
 # --- streams, modules, textures, graphs ----------------------------------------------------------------------------

@@ -22,11 +22,17 @@ from convgen.problem.window_form import layout_of as layout_named
 DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """Names of array dtypes, and the problem's word for each."""
 
+CONV_DTYPES = DTYPES | {"float8_e4m3fn": "fp8"}
+"""Those of convolutions."""
+
 OPERANDS = {"x": "input", "w": "weight", "scale": "scale", "shift": "shift", "bias": "bias", "residual": "residual"}
 """A problem's tensors in its order, and what a call names them."""
 
 EXACT = 2
 """The version of Python's marshal that writes a value, however many refer to it, in one way."""
+
+_BITS = {"uint16": "bfloat16", "uint8": "float8_e4m3fn"}
+"""Types of arrays that hold the bits of a type which not every library has."""
 
 _KEYS = {"pad": "padding", "c": "input channels", "k": "weight channels", "macs": "multiply-adds"}
 
@@ -41,6 +47,7 @@ class Options(NamedTuple):
     groups: Any
     layout: Any
     activation: Any
+    out_dtype: Any
     accuracy: Any
     workspace_limit: Any
 
@@ -97,6 +104,7 @@ def request(op: str, input: Described, weight: Described, extras: Collection[str
             dilation=dims("dilation", options.dilation, nd, at_least=1),
             groups=groups,
             dtype=_dtype(input, weight),
+            out_dtype=_out_dtype(options.out_dtype),
             layout=layout_of((input.shape, input.strides), (weight.shape, weight.strides), options.layout),
             epilogue=epilogue_of(extras, options.activation),
             accuracy=options.accuracy,
@@ -134,16 +142,19 @@ def check_extras(wanted: Request, extras: Mapping[str, Described]) -> None:
         shape = spec.shape if wanted.is_batched or len(spec.shape) == 1 else spec.shape[1:]
         if array.shape != shape:
             raise UsageError(f"{name} has shape {array.shape}, expected {shape}")
-        if DTYPES.get(array.dtype) != spec.dtype.value:
-            wanted_dtype = next(name for name, word in DTYPES.items() if word == spec.dtype.value)
-            raise UsageError(f"{name} is {array.dtype}, expected {wanted_dtype}")
+        if CONV_DTYPES.get(array.dtype) != spec.dtype.value:
+            wanted_dtype = next(name for name, word in CONV_DTYPES.items() if word == spec.dtype.value)
+            is_result = name in ("residual", "out") and array.dtype in CONV_DTYPES
+            other = f", or out_dtype={array.dtype!r}" if is_result else ""
+            raise UsageError(f"{name} is {array.dtype}, expected {wanted_dtype}{other}")
 
 
-def check_dtype(name: str, array: Described) -> None:
-    """Raise UsageError for what no convolution takes."""
-    if array.dtype not in DTYPES:
-        hint = "; the bits of bf16 are to be viewed as bfloat16" if array.dtype == "uint16" else ""
-        raise UsageError(f"{name} is {array.dtype}, expected {', '.join(DTYPES)}{hint}")
+def check_dtype(name: str, array: Described, known: Collection[str]) -> None:
+    """Raise UsageError for a type that is none of these."""
+    if array.dtype not in known:
+        viewed = _BITS.get(array.dtype)
+        hint = f"; bits are to be viewed as {viewed}" if viewed in known else ""
+        raise UsageError(f"{name} is {array.dtype}, expected {', '.join(known)}{hint}")
 
 
 def _is_batched(op: str, nd: int, input: Described, weight: Described) -> bool:
@@ -155,10 +166,18 @@ def _is_batched(op: str, nd: int, input: Described, weight: Described) -> bool:
 
 
 def _dtype(input: Described, weight: Described) -> str:
-    check_dtype("input", input)
+    check_dtype("input", input, CONV_DTYPES)
     if weight.dtype != input.dtype:
         raise UsageError(f"weight is {weight.dtype}, expected {input.dtype} as input is")
-    return DTYPES[input.dtype]
+    return CONV_DTYPES[input.dtype]
+
+
+def _out_dtype(given: Any) -> str | None:
+    if given is None:
+        return None
+    if not isinstance(given, str) or given not in CONV_DTYPES:
+        raise UsageError(f"out_dtype={given!r}: expected None, as input, or one of {', '.join(CONV_DTYPES)}")
+    return CONV_DTYPES[given]
 
 
 def _channels(channels: int, weight: tuple[int, ...], groups: int, transposed: bool) -> tuple[int, int]:
@@ -203,6 +222,17 @@ def plain(value: Any) -> Any:
         return operator.index(value)
     except TypeError:
         return float(value) if isinstance(value, numbers.Real) else value
+
+
+def dtype_name(value: Any) -> Any:
+    """The name of a dtype of NumPy, CuPy or PyTorch; what is no dtype as it is, to be refused."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
+        return np.dtype(value).name
+    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
+        return str(value).removeprefix("torch.")
+    return value
 
 
 def exact(options: tuple[Any, ...]) -> bytes:

@@ -204,15 +204,16 @@ class Dispatcher:
         library = first.library
         if library is None:
             return self._bind_host(call)
+        [y] = wanted.problem.outputs
+        make = library.maker(wanted.shape, wanted.strides, y.dtype, first.array)
         if 0 in wanted.shape:
-            make = library.maker(wanted.shape, wanted.strides, first.array)
             return _Bound(Empty(wanted, make, first.device, call.free))
         decision, program, state, is_lasting = self._program(wanted, library, first.device, call.setting, call.prepared)
         if call.prepared is not None and state is None:
-            entry = OnGpu(wanted, program, call.free, weight=call.prepared.weight)
+            entry = OnGpu(wanted, program, make, first.device, call.free, weight=call.prepared.weight)
         else:
-            short = bind(wanted, program, call.operands, state)
-            entry = OnGpu(wanted, program, call.free, short, state)
+            short = bind(wanted, program, make, call.operands, state)
+            entry = OnGpu(wanted, program, make, first.device, call.free, short, state)
         return _Bound(entry, decision, target_of(first.device), is_lasting)
 
     def _program(

@@ -37,21 +37,37 @@ class Entry(Protocol):
 class OnGpu:
     """A program on the arrays of a GPU library: by the short way where that is open, else by `CudaProgram.run`."""
 
-    __slots__ = ("_arrays", "_bound", "_is_batched", "_needs_no_grad", "_prepared", "_program", "_weight", "problem")
+    __slots__ = (
+        "_arrays",
+        "_bound",
+        "_device",
+        "_is_batched",
+        "_make",
+        "_needs_no_grad",
+        "_prepared",
+        "_program",
+        "_weight",
+        "problem",
+    )
 
     def __init__(
         self,
         wanted: Request,
         program: CudaProgram,
+        make: Callable[[Any], Any],
+        device: int,
         operands: Operands,
         bound: BoundCall | None = None,
         prepared: PreparedWeights | None = None,
         weight: Any = None,
     ) -> None:
-        """`operands` are an example; `weight` stands for a prepared one that has nothing prepared."""
+        """`make` returns a new output, given the input; `operands` are an example; `weight` stands for a prepared one
+        that has nothing prepared."""
         self.problem = wanted.problem
         self._is_batched = wanted.is_batched
         self._program = program
+        self._make = make
+        self._device = device
         self._bound = bound
         self._prepared = prepared
         self._weight = weight
@@ -69,18 +85,18 @@ class OnGpu:
 
     def _run(self, operands: Operands) -> Any:
         out = operands[OUT]
-        if self._weight is not None:
-            operands = (operands[0], self._weight, *operands[WEIGHT + 1 :])
+        if out is None:
+            with ActiveContext(self._device):
+                out = self._make(operands[0])
+        weight = operands[WEIGHT] if self._weight is None else self._weight
+        operands = (operands[0], weight, *operands[WEIGHT + 1 : OUT], out)
         if not self._is_batched:
             operands = tuple(
                 array[None] if array is not None and i in WITH_BATCH else array for i, array in enumerate(operands)
             )
         inputs = {name: array for name, array in zip(OPERANDS, operands, strict=False) if array is not None}
-        outputs = None if out is None else {"y": operands[OUT]}
-        y = self._program.run(inputs, outputs, prepared=self._prepared)["y"]
-        if out is not None:
-            return out
-        return y if self._is_batched else y[0]
+        self._program.run(inputs, {"y": operands[OUT]}, prepared=self._prepared)
+        return out
 
 
 class Empty:
@@ -104,7 +120,11 @@ class Empty:
 
 
 def bind(
-    wanted: Request, program: CudaProgram, operands: Sequence[Operand], prepared: PreparedWeights | None
+    wanted: Request,
+    program: CudaProgram,
+    make: Callable[[Any], Any],
+    operands: Sequence[Operand],
+    prepared: PreparedWeights | None,
 ) -> BoundCall | None:
     """The short way through the program for arrays like these, in the order of NAMES. None if there is none: a step
     needs a texture, an array must be copied first, or several libraries are involved."""
@@ -118,9 +138,7 @@ def bind(
         whole = other.described if len(other.described.shape) != wanted.problem.nd + 1 else other.described.with_batch()
         if other.library is not library or not _is_dense(tensors[other.name], whole):
             return None
-    return BoundCall(
-        program, library, device, sizes, library.maker(wanted.shape, wanted.strides, operands[0].array), prepared
-    )
+    return BoundCall(program, library, device, sizes, make, prepared)
 
 
 def requires_grad(operands: Operands) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from convgen.api.arguments import boolean, check_dtype, plain
+from convgen.api.arguments import CONV_DTYPES, boolean, check_dtype, dtype_name, plain
 from convgen.api.attention import AttentionDispatcher
 from convgen.api.attention_arguments import Options as AttentionOptions
 from convgen.api.dispatch import Dispatcher
@@ -42,6 +42,7 @@ def conv1d(
     shift: Any = None,
     residual: Any = None,
     activation: Activation = None,
+    out_dtype: Any = None,
     accuracy: str = "strict",
     workspace_limit: int | None = None,
     out: Any = None,
@@ -50,7 +51,7 @@ def conv1d(
     return DISPATCHER.call(
         "conv1d",
         (input, weight, scale, shift, bias, residual, out),
-        (stride, padding, 0, dilation, groups, layout, activation, accuracy, workspace_limit),
+        (stride, padding, 0, dilation, groups, layout, activation, dtype_name(out_dtype), accuracy, workspace_limit),
     )
 
 
@@ -68,6 +69,7 @@ def conv2d(
     shift: Any = None,
     residual: Any = None,
     activation: Activation = None,
+    out_dtype: Any = None,
     accuracy: str = "strict",
     workspace_limit: int | None = None,
     out: Any = None,
@@ -76,16 +78,19 @@ def conv2d(
 
     Arrays are CUDA tensors of PyTorch, CuPy arrays, what CuPy can wrap, or NumPy's, which are computed on the GPU if
     there is one, else in the simulator with a warning. The work is put on the library's current stream; nothing waits
-    for it (but NumPy). All are float32, float16 or bfloat16, and of one dtype but scale and shift:
+    for it (but NumPy). Each is float32, float16, bfloat16 or float8_e4m3fn:
 
-    - `input` (N, C, H, W), or (C, H, W) for one image; `weight` (K, C/groups, R, S), or what `prepare` made of it;
-    - `bias` (K,); `scale` and `shift` (K,) float32; `residual` and `out` as the output. The output is `out`, which is
-      overwritten, or a new array of the input's library and dtype, (N, K, P, Q) or (K, P, Q).
+    - `input` (N, C, H, W), or (C, H, W) for one image; `weight` (K, C/groups, R, S) of its dtype, or what `prepare`
+      made of one;
+    - `bias` (K,) of the input's dtype, float32 for float8_e4m3fn; `scale` and `shift` (K,) float32; `residual` and
+      `out` as the output. The output is `out`, which is overwritten, or a new array of the input's library,
+      (N, K, P, Q) or (K, P, Q), of `out_dtype`: a dtype or its name, the input's unless given.
 
-    All are summed in fp32, and float32 is multiplied in fp32 but for `accuracy="fast"`. The layout is read from the
-    strides of `input` (`torch.channels_last` is one) and is the output's; arrays in another layout, and strided views,
-    are copied first. `layout` ("nchw", "nhwc", …) settles what strides leave open: a single channel, a single position,
-    a strided view.
+    All are summed in fp32, and float32 is multiplied in fp32 but for `accuracy="fast"`. float8_e4m3fn is computed on
+    Hopper, by tensor cores that add at most 128 products with 13 bits; results of that type saturate at 448, and
+    `scale` takes the factors that operands and results are scaled by. The layout is read from the strides of `input`
+    (`torch.channels_last` is one) and is the output's; arrays in another layout, and strided views, are copied first.
+    `layout` ("nchw", "nhwc", …) settles what strides leave open: a single channel, a single position, a strided view.
 
     `padding` is an integer, one for each dimension, a pair (before, after) for a dimension, "valid", or "same": an
     output of ceil(extent / stride), the odd element of padding after. `activation` is "relu", "relu6", "gelu" (exact),
@@ -100,7 +105,7 @@ def conv2d(
     return DISPATCHER.call(
         "conv2d",
         (input, weight, scale, shift, bias, residual, out),
-        (stride, padding, 0, dilation, groups, layout, activation, accuracy, workspace_limit),
+        (stride, padding, 0, dilation, groups, layout, activation, dtype_name(out_dtype), accuracy, workspace_limit),
     )
 
 
@@ -118,6 +123,7 @@ def conv3d(
     shift: Any = None,
     residual: Any = None,
     activation: Activation = None,
+    out_dtype: Any = None,
     accuracy: str = "strict",
     workspace_limit: int | None = None,
     out: Any = None,
@@ -126,7 +132,7 @@ def conv3d(
     return DISPATCHER.call(
         "conv3d",
         (input, weight, scale, shift, bias, residual, out),
-        (stride, padding, 0, dilation, groups, layout, activation, accuracy, workspace_limit),
+        (stride, padding, 0, dilation, groups, layout, activation, dtype_name(out_dtype), accuracy, workspace_limit),
     )
 
 
@@ -145,6 +151,7 @@ def conv_transpose1d(
     shift: Any = None,
     residual: Any = None,
     activation: Activation = None,
+    out_dtype: Any = None,
     accuracy: str = "strict",
     workspace_limit: int | None = None,
     out: Any = None,
@@ -153,7 +160,18 @@ def conv_transpose1d(
     return DISPATCHER.call(
         "conv_transpose1d",
         (input, weight, scale, shift, bias, residual, out),
-        (stride, padding, output_padding, dilation, groups, layout, activation, accuracy, workspace_limit),
+        (
+            stride,
+            padding,
+            output_padding,
+            dilation,
+            groups,
+            layout,
+            activation,
+            dtype_name(out_dtype),
+            accuracy,
+            workspace_limit,
+        ),
     )
 
 
@@ -172,6 +190,7 @@ def conv_transpose2d(
     shift: Any = None,
     residual: Any = None,
     activation: Activation = None,
+    out_dtype: Any = None,
     accuracy: str = "strict",
     workspace_limit: int | None = None,
     out: Any = None,
@@ -184,7 +203,18 @@ def conv_transpose2d(
     return DISPATCHER.call(
         "conv_transpose2d",
         (input, weight, scale, shift, bias, residual, out),
-        (stride, padding, output_padding, dilation, groups, layout, activation, accuracy, workspace_limit),
+        (
+            stride,
+            padding,
+            output_padding,
+            dilation,
+            groups,
+            layout,
+            activation,
+            dtype_name(out_dtype),
+            accuracy,
+            workspace_limit,
+        ),
     )
 
 
@@ -203,6 +233,7 @@ def conv_transpose3d(
     shift: Any = None,
     residual: Any = None,
     activation: Activation = None,
+    out_dtype: Any = None,
     accuracy: str = "strict",
     workspace_limit: int | None = None,
     out: Any = None,
@@ -211,7 +242,18 @@ def conv_transpose3d(
     return DISPATCHER.call(
         "conv_transpose3d",
         (input, weight, scale, shift, bias, residual, out),
-        (stride, padding, output_padding, dilation, groups, layout, activation, accuracy, workspace_limit),
+        (
+            stride,
+            padding,
+            output_padding,
+            dilation,
+            groups,
+            layout,
+            activation,
+            dtype_name(out_dtype),
+            accuracy,
+            workspace_limit,
+        ),
     )
 
 
@@ -300,6 +342,7 @@ def prepare(
     shift: Any = None,
     residual: Any = None,
     activation: Activation = None,
+    out_dtype: Any = None,
     accuracy: str = "strict",
     workspace_limit: int | None = None,
 ) -> PreparedWeight:
@@ -316,7 +359,7 @@ def prepare(
         raise UsageError(f"weight is {weight!r}, prepared already: pass it to the convolutions as it is")
     is_transposed = boolean("transposed", plain(transposed))
     given = operand("weight", weight)
-    check_dtype("weight", given.described)
+    check_dtype("weight", given.described, CONV_DTYPES)
     prepared = PreparedWeight(given.array)
     if not 3 <= len(prepared.shape) <= 5:
         raise UsageError(f"weight has shape {prepared.shape}: expected 3, 4 or 5 dimensions")
@@ -327,7 +370,18 @@ def prepare(
             prepared,
             input,
             [name for name, value in extras.items() if value is not None and not _is_false(value)],
-            (stride, padding, output_padding, dilation, groups, layout, activation, accuracy, workspace_limit),
+            (
+                stride,
+                padding,
+                output_padding,
+                dilation,
+                groups,
+                layout,
+                activation,
+                dtype_name(out_dtype),
+                accuracy,
+                workspace_limit,
+            ),
         )
     return prepared
 

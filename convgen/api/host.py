@@ -15,6 +15,7 @@ from convgen.api.prepared import PreparedWeight
 from convgen.plan import Plan
 from convgen.render import render
 from convgen.runtime import sim
+from convgen.runtime.arrays import numpy_type
 from convgen.runtime.physical import unflat
 from convgen.runtime.transfer import to_gpu, to_host
 
@@ -63,7 +64,7 @@ class InSimulator:
         if self._prepared is not None:
             inputs["w"] = self._prepared.weight
         [spec] = self.problem.outputs
-        y = unflat(spec, np.empty(spec.size, operands[0].dtype))
+        y = unflat(spec, np.empty(spec.size, numpy_type(spec.dtype)))
         self._program.run(inputs, {spec.name: y}).require_clean()
         result = y if self._is_batched else y[0]
         out = operands[OUT]

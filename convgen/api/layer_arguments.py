@@ -73,7 +73,7 @@ class Request:
 
 def request(arrays: Mapping[str, Described], options: Options) -> Request:
     """The problem of a call with these arrays by name and plain options. Raises UsageError, ProblemError."""
-    check_dtype("input", arrays["input"])
+    check_dtype("input", arrays["input"], DTYPES)
     wanted = _pooling(arrays, options) if isinstance(options, PoolOptions) else _normalisation(arrays, options)
     _check_arrays(wanted, arrays)
     return wanted

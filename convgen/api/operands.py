@@ -49,6 +49,12 @@ def operand(name: str, array: Any) -> Operand:
             "tensor, or anything in GPU memory with __cuda_array_interface__ or DLPack; numpy.asarray "
             "makes one of a list or a number"
         ) from None
+    # What CuPy raises for an element type that it cannot take over.
+    except (TypeError, ValueError, NotImplementedError, BufferError) as error:
+        raise UsageError(
+            f"{name} is a {type(array).__module__}.{type(array).__qualname__} that CuPy cannot wrap ({error}): "
+            "pass a CUDA tensor or a CuPy array of the same memory"
+        ) from error
     try:
         view = library.view(found)
     # PyTorch raises a RuntimeError for a tensor that has no strides.

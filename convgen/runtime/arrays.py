@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager
 from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from convgen.errors import UsageError
 from convgen.toolkit import load_cupy
 
@@ -67,10 +69,11 @@ class Library(Protocol):
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, like: Any) -> Any:
         """A new array on the device of `like`; strides in elements; `dtype` is a problem's ("bf16")."""
 
-    def maker(self, shape: tuple[int, ...], strides: tuple[int, ...], like: Any) -> Callable[[Any], Any]:
+    def maker(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, like: Any) -> Callable[[Any], Any]:
         """What makes a new array of that shape, fast, given one with the dtype and device of `like`.
 
-        The device must be the current one. Strides in elements.
+        The device must be the current one. Strides in elements; `dtype` is a problem's, and the new array has that type
+        itself, not its bits. Raises UsageError where the library has none.
         """
 
     def workspace(self, nbytes: int, like: Any) -> tuple[int, Any]:
@@ -105,6 +108,15 @@ def native(name: str, array: Any) -> tuple[Library, Any]:
         f"{name} is a {type(array).__module__}.{type(array).__qualname__}, not an array in GPU memory: pass a CuPy "
         "array, a CUDA tensor, or anything with __cuda_array_interface__ or DLPack; cupy.asarray moves a NumPy array"
     )
+
+
+def numpy_type(dtype: str) -> np.dtype[Any]:
+    """NumPy's and CuPy's type of a problem's elements. Raises UsageError for one that neither has yet."""
+    name = ACCEPTED_DTYPES[dtype][0]
+    try:
+        return np.dtype(name)
+    except TypeError:
+        raise UsageError(f"{name} is no type of NumPy's or CuPy's own: import ml_dtypes first, which adds it") from None
 
 
 def wrong_names(what: str, arrays: Mapping[str, Any], names: Collection[str]) -> UsageError:
@@ -169,19 +181,21 @@ class _CupyLibrary:
         memory = cupy.cuda.alloc(math.prod(shape) * size or 1)
         return cupy.ndarray(shape, element, memory, strides=tuple(stride * size for stride in strides))
 
-    def maker(self, shape: tuple[int, ...], strides: tuple[int, ...], like: Any) -> Callable[[Any], Any]:
+    def maker(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, like: Any) -> Callable[[Any], Any]:
         cupy = _cupy()
-        ndarray, alloc, dtype = cupy.ndarray, cupy.cuda.alloc, like.dtype
-        nbytes = math.prod(shape) * dtype.itemsize or 1
-        byte_strides = tuple(stride * dtype.itemsize for stride in strides)
-        return lambda like: ndarray(shape, dtype, alloc(nbytes), byte_strides)
+        ndarray, alloc, element = cupy.ndarray, cupy.cuda.alloc, numpy_type(dtype)
+        nbytes = math.prod(shape) * element.itemsize or 1
+        byte_strides = tuple(stride * element.itemsize for stride in strides)
+        return lambda like: ndarray(shape, element, alloc(nbytes), byte_strides)
 
     def workspace(self, nbytes: int, like: Any) -> tuple[int, Any]:
         memory = _cupy().cuda.alloc(nbytes)
         return memory.ptr, memory
 
     def copy(self, destination: Any, source: Any) -> None:
-        destination[...] = source
+        # CuPy copies no elements of types that it has no kernels for.
+        bits = f"u{source.itemsize}"
+        destination.view(bits)[...] = source.view(bits)
 
 
 class _TorchLibrary:
@@ -217,8 +231,10 @@ class _TorchLibrary:
         element = getattr(torch, ACCEPTED_DTYPES[dtype][0])
         return torch.empty_strided(shape, strides, dtype=element, device=like.device)
 
-    def maker(self, shape: tuple[int, ...], strides: tuple[int, ...], like: Any) -> Callable[[Any], Any]:
-        return methodcaller("new_empty_strided", shape, strides)
+    def maker(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, like: Any) -> Callable[[Any], Any]:
+        element = getattr(_torch(), ACCEPTED_DTYPES[dtype][0])
+        other = {} if element == like.dtype else {"dtype": element}
+        return methodcaller("new_empty_strided", shape, strides, **other)
 
     def workspace(self, nbytes: int, like: Any) -> tuple[int, Any]:
         torch = _torch()

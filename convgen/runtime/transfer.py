@@ -24,14 +24,21 @@ def has_gpu() -> bool:
 def to_gpu(array: npt.NDArray[Any]) -> Any:
     """A CuPy array on the current device with the same elements in the same memory order."""
     order = _memory_order(array.strides)
-    return load_cupy().asarray(np.ascontiguousarray(array.transpose(order))).transpose(np.argsort(order))
+    dense = np.ascontiguousarray(array.transpose(order))
+    return load_cupy().asarray(dense.view(_bits(dense))).view(dense.dtype).transpose(np.argsort(order))
 
 
 def to_host(array: Any) -> npt.NDArray[Any]:
     """A NumPy array with the elements of a CuPy array in the same memory order; waits for them."""
     order = _memory_order(array.strides)
-    dense: npt.NDArray[Any] = array.transpose(order).get()
-    return dense.transpose(np.argsort(order))
+    dense: npt.NDArray[Any] = array.transpose(order).view(_bits(array)).get()
+    typed: npt.NDArray[Any] = dense.view(array.dtype).transpose(np.argsort(order))
+    return typed
+
+
+def _bits(array: Any) -> str:
+    # CuPy moves no elements of types that it has no kernels for.
+    return f"u{array.itemsize}"
 
 
 def _memory_order(strides: tuple[int, ...]) -> tuple[int, ...]:

@@ -48,12 +48,12 @@ class Large(Memory):
             block = self.blocks[-1] = dataclasses.replace(block, writer=writer)
         return block
 
-    def begin_launch(self) -> None:
+    def begin_launch(self, is_early: bool = False) -> None:
         """Only workspaces are written by one kernel and used by another; a pass over an output would touch it all."""
         outputs = [block for block in self.blocks if block.writer is not None and block.nbytes >= 1 << 31]
         others = [block for block in self.blocks if block not in outputs]
         whole, self.blocks = self.blocks, others
-        super().begin_launch()
+        super().begin_launch(is_early)
         self.blocks = whole
 
 

@@ -100,7 +100,6 @@ class Patches:
 
     @property
     def is_box(self) -> bool:
-        """Whether positions are those of boxes of results."""
         return self.c.patches not in ("im2col", "rows")
 
     @property

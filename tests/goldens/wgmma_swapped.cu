@@ -1,6 +1,6 @@
-// conv2d_fprop_wgmma_swapped_n2c8i13x11_k12f3x3p1_bf16_nhwc_bc29530a
+// conv2d_fprop_wgmma_swapped_n2c8i13x11_k12f3x3p1_bf16_nhwc_2b2f0299
 // conv2d n=2 c=8 k=12 in=13x11 filter=3x3 pad=1 dtype=bf16 layout=nhwc epilogue=bias+relu
-// wgmma_swapped: patches=box,tiles=1,block_n=24,consumers=3,sharing=1,x_stages=6,w_stages=9,slabs=1,split_k=1,cluster=1
+// wgmma_swapped: patches=box,tiles=1,block_n=24,consumers=4,sharing=1,x_stages=8,w_stages=9,slabs=1,split_k=1,cluster=1
 //
 // Idea       The convolution is a matrix product of the filter and the patches of x. 64 channels of the result are the rows of a
 //            product, and positions its columns, of which there may be any multiple of 8 up to 256: so a tile's positions fit maps
@@ -23,11 +23,11 @@
 //            panel                the products of a line's channels with all taps, 1 in all
 //
 // Mapping    block       1 x 64 channels x 24 positions at a time, the tiles of channels next to each other
-//            warpgroup   3 multiply, 1 to a tile, 1 x 64 channels each; the last one's warps 0 and 1 call for x and w
+//            warpgroup   4 multiply, 1 to a tile, 1 x 64 channels each; the last one's warps 0 and 1 call for x and w
 //            wgmma       64 channels x 24 positions x 16 terms
 //            grid.x      blocks that stay, all tiles of one block of the same channels
 //
-// Shared     +- x,  6 stages of 6400   -+- w,  9 tiles of 8192   -+- results, 1 x 0      a warpgroup -+- mbarriers -+
+// Shared     +- x,  8 stages of 6400   -+- w,  9 tiles of 8192   -+- results, 1 x 0      a warpgroup -+- mbarriers -+
 //            lines of 128 bytes, their pieces of 16 moved by the swizzle of the same length
 //
 // Numerics   exact products, sums in fp32 as tensor cores cut them, in the order of the terms.
@@ -645,8 +645,8 @@ constexpr offset_t kYBatch = 1716, kYH = 132, kYW = 12;
 
 // Tunables.
 constexpr int kTiles = 1, kBlockN = 24;
-constexpr int kConsumers = 3, kSharing = 1;
-constexpr int kXStages = 6, kWStages = 9;
+constexpr int kConsumers = 4, kSharing = 1;
+constexpr int kXStages = 8, kWStages = 9;
 constexpr int kParts = 1;
 
 constexpr int kSlots = kConsumers / kSharing;  // tiles that a block works on at a time
@@ -664,7 +664,7 @@ constexpr int kSubtilesH = 5, kSquareH = 3, kSubtilesW = 2, kSquareW = 8;
 
 constexpr int kXBytes = 6400, kWBytes = 8192;
 constexpr int kWRowBytes = 128;
-constexpr int kWAt = 38400, kStagingAt = 112128, kBarriersAt = 112128;
+constexpr int kWAt = 51200, kStagingAt = 124928, kBarriersAt = 124928;
 
 // What follows the accumulator, in this order: bias, activation.
 struct Epilogue {
@@ -721,8 +721,8 @@ struct Place {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(512, 1)
-conv2d_fprop_wgmma_swapped_n2c8i13x11_k12f3x3p1_bf16_nhwc_bc29530a(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const __nv_bfloat16* __restrict__ bias, __nv_bfloat16* y) {
+extern "C" __global__ void __launch_bounds__(640, 1)
+conv2d_fprop_wgmma_swapped_n2c8i13x11_k12f3x3p1_bf16_nhwc_2b2f0299(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w, const __nv_bfloat16* __restrict__ bias, __nv_bfloat16* y) {
     CONVGEN_SHARED(shared);
     unsigned long long* const x_full = reinterpret_cast<unsigned long long*>(shared + kBarriersAt);
     unsigned long long* const x_empty = x_full + kXStages;
@@ -743,7 +743,7 @@ conv2d_fprop_wgmma_swapped_n2c8i13x11_k12f3x3p1_bf16_nhwc_bc29530a(const __grid_
     const int warpgroup = threadIdx.x / 128;
 
     if (warpgroup == kConsumers) {  // calls for tiles
-        setmaxnreg_dec<32>();
+        setmaxnreg_dec<24>();
         const int warp = threadIdx.x / 32 % 4;
         if (warp == 0 && elect_sync()) {
             prefetch_tensormap(&x);
@@ -782,7 +782,7 @@ conv2d_fprop_wgmma_swapped_n2c8i13x11_k12f3x3p1_bf16_nhwc_bc29530a(const __grid_
         return;
     }
 
-    setmaxnreg_inc<160>();
+    setmaxnreg_inc<112>();
     const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
     const int first_subtile = warpgroup % kSharing * kTiles;  // of 64 channels
     const Epilogue epilogue{bias};

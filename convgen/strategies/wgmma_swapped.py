@@ -41,7 +41,8 @@ from convgen.tensor_map import MAX_BOX
 
 START_SHAPES = ((1, 1, 1, 1), (1, 2, 1, 1), (1, 3, 1, 1), (1, 2, 2, 1), (2, 2, 2, 1), (1, 1, 1, 4), (1, 1, 1, 6))
 """Tiles, consumers, those that share a tile, and blocks that share its sums."""
-START_STAGES = ((2, 4), (4, 4), (6, 6), (3, 9))
+START_STAGES = ((2, 4), (4, 6), (3, 9))
+START_WIDTHS = (64, 112, 160, 224)
 WIDTHS = (32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256)
 """Positions of a tile that are worth trying whatever the map."""
 PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
@@ -184,7 +185,7 @@ def _starts(problem: Conv) -> Iterator[SwappedConfig]:
     for patches in tiling.PATCHES:
         plain = _start(problem, patches)
         t = _tiling(problem, plain)
-        for width, shape, stages in itertools.product(_widths(t), START_SHAPES, START_STAGES):
+        for width, shape, stages in itertools.product(START_WIDTHS, START_SHAPES, START_STAGES):
             yield dataclasses.replace(
                 plain,
                 block_n=width,

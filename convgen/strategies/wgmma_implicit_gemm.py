@@ -28,6 +28,7 @@ from convgen.strategies import (
     wgmma_cost,
     wgmma_maps,
     wgmma_patches,
+    wgmma_runs,
     wgmma_sources,
 )
 from convgen.strategies import wgmma_tiling as tiling
@@ -149,7 +150,7 @@ class WgmmaImplicitGemm:
             kernels=tuple(launch.kernel for launch in launches),
             steps=launches,
             workspace=(*wgmma_sources.workspace(found), *wgmma_patches.workspace(t, target)),
-            alignment={g.y.name: t.results.alignment} | wgmma_sources.alignment(packings),
+            alignment={g.y.name: t.results.alignment} | wgmma_sources.alignment(packings) | wgmma_runs.alignment(t),
             placements=(
                 *wgmma_sources.placements(found),
                 *wgmma_patches.placements(t, "int32" if g.x.dtype.is_integer else "fp32", t.sum_registers),
@@ -213,6 +214,7 @@ def _constants(
         "wgmma_type": "tf32" if problem.dtype is DType.FP32 else problem.dtype.value,
         "subtile_bytes": t.subtile_lines * wgmma_block.LINE_BYTES,
         "packings": packings,
+        "runs": wgmma_runs.runs(problem, t),
     }
 
 

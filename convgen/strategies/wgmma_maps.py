@@ -6,7 +6,7 @@ from convgen.errors import UsageError
 from convgen.gather import Gather, gather
 from convgen.plan import Param, TensorArg, TensorMapArg, WorkspaceArg, batch_extent
 from convgen.problem import Conv
-from convgen.strategies import wgmma_sources
+from convgen.strategies import operands, wgmma_sources
 from convgen.strategies import wgmma_tiling as tiling
 from convgen.strategies.operands import Operand
 from convgen.strategies.wgmma_block import ROWS
@@ -17,8 +17,8 @@ from convgen.tensor_map import MAX_BOX, Im2colMap, Swizzle, TensorMap
 
 def why_not(problem: Conv, patches: str) -> str | None:
     """Why pixels of `wgmma_implicit_gemm` cannot come that way; None if they can."""
-    if patches == tiling.PLANES:
-        return wgmma_sources.not_planes(gather(problem))
+    if patches in (tiling.PLANES, tiling.RUNS):
+        return wgmma_sources.not_as_it_lies(gather(problem), patches)
     return not_copied(Tiling(wgmma_sources.sources(problem, patches).g, tiling.least(patches)))
 
 
@@ -48,6 +48,9 @@ def not_copied(t: Patches) -> str | None:
 
 
 def x_map(t: Patches, source: TensorArg | WorkspaceArg) -> Operand:
+    """Or x itself, where threads copy it."""
+    if t.c.patches == tiling.RUNS:
+        return operands.x(t.g)
     arg = TensorMapArg(source, _x_map(t), outermost=batch_extent(1) if t.g.batch is None else None)
     return Param("x", "const __grid_constant__ TensorMap"), arg
 

@@ -35,8 +35,8 @@ class PatchesConfig(BlockConfig):
     """How the product is tiled, and how its operands come."""
 
     patches: str
-    """How pixels come. "rows": those of results in a row over the ends of rows and images; "im2col": for every tap
-    those it meets; others: the halo of a box of results."""
+    """How pixels come. "rows": those of results in a row over the ends of rows and images; "im2col" and "runs": for
+    every tap those it meets; others: the halo of a box of results."""
     split_k: int
     """Parts of the sums of tiles that leave multiprocessors idle: those after the last one that all have as many of.
     They run in parallel and are added in a fixed order by a second kernel."""
@@ -51,7 +51,7 @@ class PatchesConfig(BlockConfig):
 
 @dataclass(frozen=True)
 class Patches:
-    """A gather (fprop, x and w channels-last but where patches are planes) and a config: what both strategies share."""
+    """A gather (fprop, x and w channels-last but where patches are planes or runs) and a config: what both strategies share."""
 
     g: Gather
     c: PatchesConfig
@@ -96,11 +96,11 @@ class Patches:
     @property
     def is_halo(self) -> bool:
         """Whether the inner taps are shifts within one tile of x."""
-        return self.c.patches != "im2col"
+        return self.c.patches not in ("im2col", "runs")
 
     @property
     def is_box(self) -> bool:
-        return self.c.patches not in ("im2col", "rows")
+        return self.c.patches not in ("im2col", "rows", "runs")
 
     @property
     def has_eights(self) -> bool:
@@ -210,7 +210,7 @@ class Patches:
     def units(self) -> int:
         """What a batch element is counted in: boxes, else positions."""
         match self.c.patches:
-            case "im2col":
+            case "im2col" | "runs":
                 return self.g.out
             case "rows":
                 return self.planes * math.prod(self.pitch)

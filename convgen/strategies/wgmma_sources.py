@@ -4,7 +4,7 @@ TMA copies boxes whose innermost elements are neighbours and whose other strides
 of shared memory holds channels of one group only. What lies otherwise a kernel before the product packs: channels last,
 those of each group followed by zeros; and the weights of fp32 problems as two numbers of TF32 each. What is made of w
 depends on the weights alone. Of channels-first problems with one tap x
-is also read as it lies, the positions of a channel as neighbours ("planes").
+is also read as it lies, the positions of a channel as neighbours ("planes" by TMA, "runs" by threads).
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from convgen.tensor_map import MAX_BOX
 
 ALIGNMENT = 16
 """Bytes that strides of TMA's tensors are multiples of."""
+LEAST_COPY = 4
+"""Bytes that cp.async copies."""
 MAX_PADDING = 4
 """Times the channels of a group: more are not packed."""
 THREADS = 256
@@ -58,14 +60,14 @@ def sources(problem: Conv, patches: str) -> Sources:
     channels = packed_channels(g)
     first = problem.layout is Layout.CHANNELS_FIRST
     padded = channels != g.q_size
-    planes = patches == tiling.PLANES and not_planes(g) is None
-    packs = {"x": (first or padded) and not planes, "w": padded or (first and g.taps > 1) or is_split(problem)}
+    as_it_lies = patches in (tiling.PLANES, tiling.RUNS) and not_as_it_lies(g, patches) is None
+    packs = {"x": (first or padded) and not as_it_lies, "w": padded or (first and g.taps > 1) or is_split(problem)}
     packed = frozenset(tensor for tensor, is_packed in packs.items() if is_packed)
     if not first and not packed:
         return Sources(g, packed, False)
     changed = gather(dataclasses.replace(problem, c=g.groups * channels, layout=Layout.CHANNELS_LAST))
     kept = ["y", "y_batch", "y_group", "y_m"]
-    if planes:
+    if as_it_lies:
         kept += ["x", "x_batch", "x_group", "x_q"]
         axes: tuple[Axis, ...] = (_plane(g, channels),)
     else:
@@ -87,16 +89,17 @@ def _plane(g: Gather, channels: int) -> Axis:
     return Axis("w", **extents, pad_lo=0, pad_hi=0, x_stride=1, w_stride=channels, y_stride=1)
 
 
-def not_planes(g: Gather) -> str | None:
-    """Why x cannot be read channels-first; None if it can."""
+def not_as_it_lies(g: Gather, patches: str) -> str | None:
+    """Why x cannot be read channels-first, as planes or runs; None if it can."""
     if g.x.layout is not Layout.CHANNELS_FIRST:
         return "the positions of a channel are neighbours in channels-first layouts only"
     if g.x.dtype.itemsize != 2:
         return f"positions along the rows of an operand: wgmma takes 16-bit types so, not {g.x.dtype.value}"
     if any((a.taps, a.step, a.pad_lo, a.pad_hi) != (1, 1, 0, 0) for a in g.axes):
         return "expected one tap, stride 1 and no padding: others meet shifted positions"
-    if g.out * g.x.dtype.itemsize % ALIGNMENT:
-        return f"a channel's {g.out} positions are no multiple of {ALIGNMENT} bytes, as TMA's strides are"
+    least, whose = (ALIGNMENT, "as TMA's strides are") if patches == tiling.PLANES else (LEAST_COPY, "the fewest that a thread copies")
+    if g.out * g.x.dtype.itemsize % least:
+        return f"a channel's {g.out} positions are no multiple of {least} bytes, {whose}"
     if g.groups > 1 and packed_channels(g) != g.q_size:
         return f"a group's {g.q_size} channels are to be padded, x is not"
     return None

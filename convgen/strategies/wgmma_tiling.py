@@ -22,8 +22,9 @@ EPS_FP8 = 2.0**-8
 SPLIT_PRODUCTS = 3
 """TF32 products that make one of fp32 numbers."""
 
-PLANES = "planes"
-PATCHES = (PLANES, "square", "line", "rows", "im2col")
+PLANES, RUNS = "planes", "runs"
+"""Those of a channels-first x, which is read as it lies."""
+PATCHES = (PLANES, RUNS, "square", "line", "rows", "im2col")
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class WgmmaConfig(PatchesConfig):
     patches: str
     """How pixels come: "square" and "line", the halo of each 8 x 8 or 1 x 64 results; "rows", that of results in a row
     over the ends of rows and images; "im2col", for every tap those it meets; "planes", of a channels-first x, for a
-    filter of one tap, 64 positions of each channel."""
+    filter of one tap, 64 positions of each channel; "runs", of such an x, a few positions of a channel at a time, which
+    threads copy."""
     tiles: int
     """Times 64 positions: those of a warpgroup."""
     block_n: int
@@ -128,7 +130,7 @@ class Tiling(Patches):
     def results(self) -> Results:
         """Those of 64 positions."""
         match self.c.patches:
-            case "im2col":
+            case "im2col" | "runs":
                 row = self.g.out
             case "rows":
                 row = math.gcd(self.pitch[-1], self.inner[-1].out)
@@ -139,7 +141,7 @@ class Tiling(Patches):
             self.w_rows,
             self.square if self.is_box else (),
             row,
-            in_order=self.c.patches == "im2col",
+            in_order=self.c.patches in ("im2col", "runs"),
             whole=self.whole,
             straight=self.c.slabs == 0 or self.c.cluster > 1,
         )

@@ -26,6 +26,8 @@ WARPGROUP = 128
 SHARED_ALIGNMENT = 128
 REGISTERS = {1: (255, 255), 2: (40, 232), 3: (32, 160), 4: (24, 112)}
 """Of a thread that loads and of one that multiplies, by the number of warpgroups that multiply."""
+COPYING_REGISTERS = {1: (255, 255), 2: (56, 224), 3: (56, 152), 4: (56, 104)}
+"""Likewise where those that load copy x themselves, for which they compute addresses."""
 LAUNCHED_REGISTERS = {1: 255, 2: 168, 3: 128, 4: 96}
 """Of a thread when the kernel starts: what the operands of one instruction are limited by."""
 INSTRUCTION_REGISTERS = 26
@@ -67,6 +69,16 @@ class BlockConfig(Config):
     def slots(self) -> int:
         """Tiles that a block works on at a time."""
         return self.consumers // self.sharing
+
+    @property
+    def copies(self) -> bool:
+        """Whether threads copy x."""
+        return False
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Of a thread that loads and of one that multiplies."""
+        return (COPYING_REGISTERS if self.copies else REGISTERS)[self.consumers]
 
     @property
     def subtiles(self) -> int:

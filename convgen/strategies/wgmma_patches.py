@@ -354,7 +354,7 @@ def check(t: Patches, most_positions: int, target: Target) -> None:
     if c.x_stages < 2 and t.panels > 1:
         raise ConfigError("x_stages=1: expected at least 2, one is filled while another is multiplied")
     wgmma_block.check_stages(t)
-    limit = wgmma_block.REGISTERS[c.consumers][1]
+    limit = c.registers[1]
     if t.registers > limit:
         raise ConfigError(f"{t.sums} sums of a thread and what goes with them take about {t.registers} registers, "
                           f"with {c.consumers} consumers a thread has {limit}")  # fmt: skip
@@ -484,7 +484,7 @@ def constants(problem: Conv, t: Patches, target: Target, product: Launch, reduci
         "barriers_at": t.barriers_at,
         "slabs": c.slabs,
         "reads_y": problem.accumulate or "residual" in problem.epilogue.operands,
-        "registers": wgmma_block.REGISTERS[c.consumers],
+        "registers": c.registers,
     }
 
 

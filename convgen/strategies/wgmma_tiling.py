@@ -53,6 +53,10 @@ class WgmmaConfig(PatchesConfig):
     split_k: int
     cluster: int
 
+    @property
+    def copies(self) -> bool:
+        return self.patches == RUNS
+
 
 def least(patches: str) -> WgmmaConfig:
     """The smallest config whose pixels come that way, for what does not go with its sizes."""

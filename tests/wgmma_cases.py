@@ -22,14 +22,14 @@ from convgen.simulator import Copies, Mode
 from convgen.space import Config
 from convgen.strategies import Strategy
 from convgen.strategies.wgmma_implicit_gemm import STRATEGY
-from convgen.strategies.wgmma_tiling import PATCHES, PLANES, WgmmaConfig
+from convgen.strategies.wgmma_tiling import PATCHES, PLANES, RUNS, WgmmaConfig
 from convgen.target import Target
 from convgen.verify import Case, Settings, verify_cases
 
 FEW = dataclasses.replace(TARGET, sm_count=7)
 """So that every block goes through several tiles."""
 
-EITHER_LAYOUT = tuple(patches for patches in PATCHES if patches != PLANES)
+EITHER_LAYOUT = tuple(patches for patches in PATCHES if patches not in (PLANES, RUNS))
 LAYOUTS = pytest.mark.parametrize("layout", Layout)
 BASE = WgmmaConfig("square", 1, 32, 2, 1, 3, 3, 1, 1, 1)
 LAYER = "conv2d n=2 c=72 in=17x12 k=40 filter=3x3 pad=1 dtype=fp16 layout=nhwc"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection
 
 from convgen.problem import Conv, DType
+from convgen.strategies import wgmma_runs
 from convgen.strategies.cost_model import LAUNCH_SECONDS
 from convgen.strategies.wgmma_tiling import Tiling
 from convgen.target import Target
@@ -42,6 +43,10 @@ BYTES_PER_CYCLE = 86
 """From L2 to each multiprocessor by TMA."""
 CALL = 35
 """Cycles of a call for a box."""
+COPY = 9
+"""Cycles of a warp from a copy of runs to its next."""
+HAND_OVER = 150
+"""Cycles in which a warp that copies finds a stage empty and hands another over."""
 SPLIT = 20
 """Cycles of 64 pixels' step from shared memory through registers, two numbers each, that no product hides."""
 
@@ -64,11 +69,14 @@ def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -
     step = wgmma * slowed + ALONE * (c.consumers == 1) + SPLIT * steps * t.is_split
     if t.is_promoted and c.consumers == 1:
         step += PROMOTION * t.sums
-    boxes = {"rows": t.most_rows, "im2col": 1}.get(c.patches, c.subtiles)
+    if c.copies:
+        calls, ahead = HAND_OVER + wgmma_runs.copies(t) * COPY, wgmma_runs.under_way(c.x_stages) + 1
+    else:
+        calls, ahead = {"rows": t.most_rows, "im2col": 1}.get(c.patches, c.subtiles) * CALL, c.x_stages - 1
     loaded = t.x_bytes + (0 if t.resident else t.taps * t.w_bytes)
-    loads = max(loaded / BYTES_PER_CYCLE, boxes * CALL)
+    loads = max(loaded / BYTES_PER_CYCLE, calls)
     # One stage is multiplied, the others are on their way.
-    waits = LATENCY * max(1 / max(c.x_stages - 1, 0.5), 0 if t.resident else t.taps / max(c.w_stages - 1, 0.5))
+    waits = LATENCY * max(1 / max(ahead, 0.5), 0 if t.resident else t.taps / max(c.w_stages - 1, 0.5))
     panel = math.hypot(t.taps * step, waits, loads)
     results = _results(t)
     products = (t.panels_of_part if c.cluster > 1 else t.panels) * panel + (TURN if t.ordered else 0)

@@ -51,7 +51,7 @@ class PatchesConfig(BlockConfig):
 
 @dataclass(frozen=True)
 class Patches:
-    """A gather (fprop, x and w channels-last but where patches are planes or runs) and a config: what both strategies share."""
+    """A gather (fprop, x and w channels-last but for planes and runs) and a config: what both strategies share."""
 
     g: Gather
     c: PatchesConfig

@@ -13,15 +13,16 @@ from convgen.gather import Gather, gather
 from convgen.problem import Conv
 from convgen.strategies import common
 from convgen.strategies.implicit_gemm_tiling import STEP_BYTES
-from convgen.strategies.wgmma_block import LINE_BYTES, ROWS
+from convgen.strategies.wgmma_block import ROWS
 from convgen.strategies.wgmma_tiling import RUNS, Tiling
 
 MOST_COPY = 16
 """Bytes that cp.async copies."""
 COPIERS = 3
 """Warps that copy; the last of their warpgroup calls for w."""
-EIGHTH = 8
-"""Channels from one that a thread copies to its next: then pieces change places alike, and addresses by constants."""
+OCTET = 8
+"""Lines after which pieces change places alike: channels from one that a lane copies to its next."""
+LANES = 32
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,6 @@ def alignment(t: Tiling) -> dict[str, int]:
 
 
 def copies(t: Tiling) -> int:
-    """Of the busiest warp, for a tile of x: each is of a run a lane."""
-    rounds = lines(t) // EIGHTH
-    items = t.c.subtiles * (ROWS // positions(t.g)) * EIGHTH // 32
-    return -(-items // COPIERS) * rounds
+    """Instructions of the busiest warp for a tile of x: of each parcel, a run a lane and its like every OCTET lines."""
+    parcels = t.c.subtiles * (ROWS // positions(t.g)) * OCTET // LANES
+    return -(-parcels // COPIERS) * (lines(t) // OCTET)

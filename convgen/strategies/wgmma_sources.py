@@ -97,9 +97,9 @@ def not_as_it_lies(g: Gather, patches: str) -> str | None:
         return f"positions along the rows of an operand: wgmma takes 16-bit types so, not {g.x.dtype.value}"
     if any((a.taps, a.step, a.pad_lo, a.pad_hi) != (1, 1, 0, 0) for a in g.axes):
         return "expected one tap, stride 1 and no padding: others meet shifted positions"
-    least, whose = (ALIGNMENT, "as TMA's strides are") if patches == tiling.PLANES else (LEAST_COPY, "the fewest that a thread copies")
+    least, why = (ALIGNMENT, "as TMA's strides are") if patches == tiling.PLANES else (LEAST_COPY, "as cp.async takes")
     if g.out * g.x.dtype.itemsize % least:
-        return f"a channel's {g.out} positions are no multiple of {least} bytes, {whose}"
+        return f"a channel's {g.out} positions are no multiple of {least} bytes, {why}"
     if g.groups > 1 and packed_channels(g) != g.q_size:
         return f"a group's {g.q_size} channels are to be padded, x is not"
     return None

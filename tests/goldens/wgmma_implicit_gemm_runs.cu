@@ -3,12 +3,12 @@
 // wgmma_implicit_gemm: patches=runs,tiles=1,block_n=48,consumers=2,sharing=1,x_stages=3,w_stages=1,slabs=1,split_k=1,cluster=1
 //
 // Idea       The convolution is a matrix product of the patches of x and the filter. A thread tells the copy engine (TMA) which
-//            tiles of x and w to bring into rings of stages in shared memory; warpgroups multiply them where they lie
+//            tiles of w to bring into rings of stages in shared memory; warpgroups multiply them where they lie
 //            (wgmma), release the stages, and store results while the next tiles are on their way. Blocks stay: each
 //            works on tile after tile.
 //            Of x come 64 channels of the tile's positions as they lie, the positions along the rows of a product's operand. They are
-//            counted over the ends of images, and three warps copy 4 of a channel at a time (cp.async), since TMA copies rows
-//            of multiples of 16 bytes only.
+//            counted over the ends of images, as no box of TMA's is: warps copy 4 of a channel at a time (cp.async) to where TMA,
+//            told to swizzle, would put them.
 //            Before, w is packed: channels as neighbours, in multiples of 16 bytes.
 //            Chetlur et al.: cuDNN: Efficient Primitives for Deep Learning, 2014; Thakkar et al.: CUTLASS, its kernels for Hopper.
 //

@@ -718,6 +718,7 @@ constexpr int kXChannels = 36, kXLines = 48;
 constexpr int kRun = 4;  // positions that are copied at a time
 constexpr int kCopiers = 3;  // warps
 constexpr int kUnderWay = 1;  // stages that a warp leaves under way when it waits for the one before
+
 // Strides of y, in elements.
 constexpr offset_t kYBatch = 2880, kYM = 60, kYW = 1;
 

@@ -28,6 +28,7 @@ from convgen.strategies import (
     wgmma_cost,
     wgmma_maps,
     wgmma_patches,
+    wgmma_rules,
     wgmma_sources,
 )
 from convgen.strategies import wgmma_tiling as tiling
@@ -38,8 +39,6 @@ from convgen.strategies.wgmma_tiling import Tiling, WgmmaConfig
 from convgen.target import Target
 from convgen.tensor_map import MAX_BOX
 
-MAX_SPLITS = 64
-MAX_PARTIAL_BYTES = 1 << 30
 START_WIDTHS = (64, 96, 128, 192)
 START_SHAPES = ((2, 2, 1, 1), (1, 4, 2, 1), (1, 3, 3, 1), (3, 1, 1, 1), (1, 1, 1, 4), (1, 2, 2, 8))
 """Tiles, consumers, those that share a tile, and blocks that share its sums."""
@@ -102,7 +101,7 @@ class WgmmaImplicitGemm:
             rate = t.mma_steps * EPS_ACC + (2 * tiling.EPS_SPLIT if t.is_split else 0.0)
             rules.sums_are_strict(problem, rate, gather(problem).q_size * g.taps)
         positions = t.units * (problem.max_batch or g.batch_size) * t.positions // t.units_of_block
-        wgmma_patches.check(t, positions, target)
+        wgmma_rules.check(t, positions, target)
 
     def _check_channels(self, g: Gather, t: Tiling) -> None:
         c = t.c

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from convgen.problem import Conv
 from convgen.strategies.cost_model import LAUNCH_SECONDS
-from convgen.strategies.wgmma_cost import clusters_at_a_time
+from convgen.strategies.wgmma_block import clusters_at_a_time
 from convgen.strategies.wgmma_swapped_tiling import SwappedTiling
 from convgen.target import Target
 
@@ -35,12 +35,14 @@ COPIED_RESULT = 6.44
 """Further ones of one that a thread, not TMA, copies from its slab to y."""
 CLUSTER_START = 3828
 """Cycles in which a cluster's blocks start and end, one tile each."""
+SHARING = 1000
+"""Cycles in which the blocks of a cluster that share tiles wait for each other at their start and end."""
 CLUSTER_RESULT = 24.9
 """Cycles a result of a thread whose parts lie in several blocks."""
 TURN = 296
 """Cycles from the last product that a warpgroup gives to the next one's first, where they take turns in order."""
 BYTES_PER_CYCLE = 78.7
-"""From L2 to each multiprocessor by TMA."""
+"""From L2 to each multiprocessor by TMA; what blocks share is read once."""
 CALL = 35
 """Cycles of a call for a box."""
 PARTIAL = 0.744
@@ -61,9 +63,9 @@ def seconds(problem: Conv, t: SwappedTiling, packed: Collection[str], target: Ta
     products = (t.panels_of_part if c.cluster > 1 else t.panels) * panel + (TURN if t.ordered else 0)
     slots = c.slots
     tile = max(products, (products + results) / slots) if slots > 1 else products + results
-    cycles = START + turns * tile + (results if slots > 1 else 0)
+    cycles = START + turns * tile + (results if slots > 1 else 0) + (SHARING if c.sharers > 1 else 0)
     if t.resident:
-        cycles += t.w_tiles * t.w_bytes / BYTES_PER_CYCLE
+        cycles += t.w_tiles * t.w_bytes / c.w_multicast / BYTES_PER_CYCLE
     partial = c.split_k * split * t.part_bytes
     dram = (problem.bytes + partial) / target.attainable.bandwidth
     total = math.hypot(cycles / target.clock_hz, dram) + LAUNCH_SECONDS
@@ -84,7 +86,7 @@ def _panel(problem: Conv, t: SwappedTiling, target: Target) -> float:
     wgmma = max(c.block_n / COLUMNS_PER_CYCLE, LEAST_WGMMA) * t.k_steps * c.subtiles
     step = wgmma * slowed + (ALONE if c.consumers == 1 else TOGETHER * c.sharing)
     boxes = t.most_rows if c.patches == "rows" else 1
-    loaded = t.x_bytes + (0 if t.resident else t.taps * t.w_bytes)
+    loaded = t.x_bytes / c.x_multicast + (0 if t.resident else t.taps * t.w_bytes / c.w_multicast)
     loads = max(loaded / BYTES_PER_CYCLE, boxes * CALL)
     # One stage is multiplied, the others are on their way.
     waits = LATENCY * max(1 / max(c.x_stages - 1, 0.5), 0 if t.resident else t.taps / max(c.w_stages - 1, 0.5))

@@ -284,7 +284,7 @@ class Patches:
 
     @property
     def barriers_at(self) -> int:
-        return self.staging_at + self.c.consumers * self.c.slabs * self.results.slab_bytes + self.cluster_bytes
+        return self.staging_at + self.c.consumers * self.c.slabs * self.results.slab_bytes
 
     @property
     def ordered(self) -> bool:
@@ -301,10 +301,9 @@ class Patches:
 
     @property
     def mbarriers(self) -> int:
-        """Two a stage, full and empty, tiles that stay are never empty; those of turns, and of sums that a cluster adds."""
+        """Two a stage, full and empty; tiles that stay are never empty."""
         turns = self.c.slots if self.ordered else 0
-        sums = 1 if self.c.cluster > 1 else 0
-        return 2 * self.c.x_stages + self.c.w_stages * (1 if self.resident else 2) + turns + sums
+        return 2 * self.c.x_stages + self.c.w_stages * (1 if self.resident else 2) + turns
 
     @property
     def shared_bytes(self) -> int:
@@ -346,11 +345,8 @@ class Patches:
 
     @property
     def cluster_bytes(self) -> int:
-        """Of the parts of the sums that a block adds where a cluster does: its share of the positions, in eights."""
-        if self.c.cluster == 1:
-            return 0
-        share = SQUARE * -(-self.positions // (SQUARE * self.c.cluster))
-        return 4 * self.c.cluster * share * (self.w_rows + self.cluster_gap)
+        """Of a block's part of the sums where a cluster adds them."""
+        return 4 * self.positions * (self.w_rows + self.cluster_gap)
 
     @property
     def part_bytes(self) -> int:

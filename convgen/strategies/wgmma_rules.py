@@ -72,3 +72,6 @@ def _check_cluster(t: Patches) -> None:
     if t.g.batch is None:
         raise ConfigError(f"cluster={c.cluster}: a grid of a block for each part goes with the batch; a batch "
                           "known at run time has cluster=1")  # fmt: skip
+    if t.cluster_bytes > t.staging_at:
+        raise ConfigError(f"cluster={c.cluster}: a block's part of the sums has {t.cluster_bytes} bytes, the "
+                          f"stages where it is left have {t.staging_at}")  # fmt: skip

@@ -2,9 +2,9 @@
 
 TMA copies boxes whose innermost elements are neighbours and whose other strides are multiples of 16 bytes, and a line
 of shared memory holds channels of one group only. What lies otherwise a kernel before the product packs: channels last,
-those of each group followed by zeros; and the weights of fp32 problems as two numbers of TF32 each. What is made of w
-depends on the weights alone. Of channels-first problems with one tap x
-is also read as it lies, the positions of a channel as neighbours ("planes").
+those of each group followed by zeros; and the weights of fp32 problems as two numbers of TF32 each. One kernel packs x
+and w where both are to be, each time; of w alone what is made depends on the weights alone. Of channels-first problems
+with one tap x is also read as it lies, the positions of a channel as neighbours ("planes").
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from convgen.gather import Axis, Gather, gather
-from convgen.plan import Buffer, Launch, Param, Placement, TensorArg, WorkspaceArg
+from convgen.plan import Buffer, Extent, Launch, Param, Placement, TensorArg, WorkspaceArg, extent_plus
 from convgen.problem import Accuracy, Conv, DType, Layout
 from convgen.space import Config
 from convgen.strategies import common, operands
@@ -136,14 +137,16 @@ def _up_to_multiple(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-# --- the kernels that pack ----------------------------------------------------------------------------
+# --- the kernel that packs ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Packing:
-    """What the template is told of a kernel that packs a tensor of `q` channels a group."""
+    """How a tensor of `q` channels a group is packed: what the kernel takes for it, and what the template is told."""
 
-    launch: Launch
+    taken: tuple[operands.Operand, ...]
+    blocks: Extent
+    ctype: str
     itemsize: int
     q: int
     run: int
@@ -158,24 +161,37 @@ class Packing:
     """From one image, or result channel, to the next; like the others in elements of the tensor."""
     q_stride: int
     position_stride: int
+    shared_bytes: int = 0
     tile: int = 0
     """Pieces of 16 bytes of channels that a block brings into shared memory, all taps of each; 0: none."""
 
 
-def packings(problem: Conv, found: Sources, strategy: str, config: Config) -> dict[str, Packing]:
-    """The kernels that fill what the product reads, by tensor."""
-    made: dict[str, Packing] = {}
-    for tensor, make in (("x", _x_packing), ("w", _w_packing)):
-        if tensor in found.packed:
-            name = common.kernel_name(problem, strategy, config, f"pack_{tensor}")
-            packing = make(problem, found.g, name)
-            # What follows one of them begins while it still runs.
-            launch = dataclasses.replace(packing.launch, is_early=bool(made))
-            made[tensor] = dataclasses.replace(packing, launch=launch)
-    return made
+def packings(problem: Conv, found: Sources) -> dict[str, Packing]:
+    """How what the product reads is filled, by tensor."""
+    makers = {"x": _x_packing, "w": _w_packing}
+    return {tensor: make(problem, found.g) for tensor, make in makers.items() if tensor in found.packed}
 
 
-def _x_packing(problem: Conv, product: Gather, name: str) -> Packing:
+def launches(problem: Conv, found: Mapping[str, Packing], strategy: str, config: Config) -> tuple[Launch, ...]:
+    """The launch of the kernel that packs them all, if there are any."""
+    if not found:
+        return ()
+    parts = found.values()
+    of_w = found["w"].blocks if "w" in found else 0
+    assert isinstance(of_w, int)  # of x alone they may go with the batch
+    blocks = extent_plus(found["x"].blocks, of_w) if "x" in found else of_w
+    name = common.kernel_name(problem, strategy, config, "_".join(["pack", *found]))
+    taken = tuple(operand for part in parts for operand in part.taken)
+    shared = max(part.shared_bytes for part in parts)
+    return (operands.launch(name, taken, (blocks, 1, 1), (THREADS, 1, 1), shared),)
+
+
+def constants(found: Mapping[str, Packing], packing: tuple[Launch, ...]) -> dict[str, Any]:
+    """What the template is told."""
+    return {"packings": found, "packing": packing[0] if packing else None}
+
+
+def _x_packing(problem: Conv, product: Gather) -> Packing:
     g = gather(problem)
     positions = math.prod(axis.source for axis in g.axes)
     first = problem.layout is Layout.CHANNELS_FIRST
@@ -189,7 +205,9 @@ def _x_packing(problem: Conv, product: Gather, name: str) -> Packing:
     blocks = common.per_batch(g, g.batch_size * warps, by=THREADS // 32)
     taken = (operands.x(g), _stored(product.x.dtype.ctype, "x"), *operands.runtime_batch(g))
     return Packing(
-        operands.launch(name, taken, (blocks, 1, 1), (THREADS, 1, 1)),
+        taken,
+        blocks,
+        ctype=g.x.dtype.ctype,
         itemsize=item,
         q=g.q_size,
         run=run,
@@ -202,7 +220,7 @@ def _x_packing(problem: Conv, product: Gather, name: str) -> Packing:
     )
 
 
-def _w_packing(problem: Conv, product: Gather, name: str) -> Packing:
+def _w_packing(problem: Conv, product: Gather) -> Packing:
     g = gather(problem)
     first = problem.layout is Layout.CHANNELS_FIRST
     item = g.w.dtype.itemsize
@@ -212,7 +230,9 @@ def _w_packing(problem: Conv, product: Gather, name: str) -> Packing:
     blocks = -(-g.channels * g.taps * product.q_size // elements)
     taken = (operands.w(g), _stored(product.w.dtype.ctype, "w"))
     return Packing(
-        operands.launch(name, taken, (blocks, 1, 1), (THREADS, 1, 1), shared_bytes=_tile_bytes(tile, g.taps)),
+        taken,
+        blocks,
+        ctype=g.w.dtype.ctype,
         itemsize=item,
         q=g.q_size,
         run=common.power_dividing(g.q_size * g.taps, piece) if tile else 1,
@@ -222,6 +242,7 @@ def _w_packing(problem: Conv, product: Gather, name: str) -> Packing:
         outer_stride=g.w_m,
         q_stride=g.w_q,
         position_stride=1 if first else g.q_size,
+        shared_bytes=_tile_bytes(tile, g.taps),
         tile=tile,
     )
 

@@ -167,6 +167,47 @@ def test_channels_first_weights_of_any_shape_are_packed(shape: str, dtype: str) 
             require_right(str(checked), None)
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "int8", "tf32", "fp32"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "conv2d n=2 c=64 in=7x7 k=8 filter=1x1",  # loads of one position
+        "conv2d n=*<=4~2 c=20 in=6x23 k=8 filter=1x1",  # of two, channels of zeros
+        "conv2d n=2 c=80 in=13x20 k=8 filter=1x1",  # of four, several tiles, the last ones not full
+        "conv2d n=2 c=36 in=5x27 k=24 filter=1x1 groups=3",
+        "conv1d n=1 c=8 in=1100 k=8 filter=1",  # a piece or two: warps side by side along the positions
+        "conv1d n=*<=2~1 c=24 in=4 k=8 filter=1",  # one load for all lanes
+    ],
+)
+def test_channels_first_images_of_any_shape_are_packed(shape: str, dtype: str) -> None:
+    layout = "ncl" if shape.startswith("conv1d") else "nchw"
+    problem = Conv.parse(f"{shape} dtype={dtype} accuracy=fast layout={layout}")
+    strict = dataclasses.replace(problem, accuracy=Accuracy.STRICT) if dtype == "fp32" else problem
+    for checked in {problem, strict}:
+        if STRATEGY.why_not(checked, FEW) is None:
+            require_right(str(checked), None)
+
+
+@pytest.mark.parametrize(
+    ("channels", "dtype"), [("c=64", "fp16"), ("c=128", "int8"), ("c=32", "tf32"), ("c=32", "fp16"), ("c=16", "tf32")]
+)
+@pytest.mark.parametrize("rows", [16, 18])
+def test_channels_first_images_are_packed_in_whole_sectors(channels: str, dtype: str, rows: int) -> None:
+    """Each once, and each thread's 16 bytes meet no others in their banks; positions of one tile and of two."""
+    problem = Conv.parse(f"conv2d n=2 {channels} in={rows}x16 k=8 filter=1x1 stride=2 dtype={dtype} layout=nchw")
+    plan = lower(problem, STRATEGY, None, TARGET)
+    assert list(plan.constants["packings"]) == ["x"]
+    ran, _ = run(problem, plan.config, TARGET)
+    sites = [site for site in ran.report.counters.sites if "pack_x" in site.kernel]
+    nbytes = problem.tensor("x").nbytes
+    for is_write in (False, True):
+        in_memory = [site for site in sites if site.space == "global" and site.is_write == is_write]
+        assert sum(site.transactions for site in in_memory) == nbytes // 32
+    in_shared = [site for site in sites if site.space == "shared"]
+    assert in_shared
+    assert all(site.transactions == site.ideal for site in in_shared)
+
+
 @pytest.mark.parametrize(("filter_", "reads"), [("3x3", 10), ("2x2", 8)])
 def test_channels_first_weights_are_packed_in_whole_sectors(filter_: str, reads: int) -> None:
     """Loads and stores of 16 bytes fill them, and a warp's lanes meet in few banks."""

@@ -32,10 +32,10 @@ MAX_PADDING = 4
 """Times the channels of a group: more are not packed."""
 THREADS = 256
 """Threads a block of the kernels that pack."""
-MAX_RUN = 8
-"""Positions that a thread of them takes."""
+POSITIONS = 4
+"""Of channels-first x that a thread takes, 16 bytes of channels of each: 64 bytes of loads that are all under way."""
 OCTET = 8
-"""Pieces of 16 bytes that lie in all banks of shared memory between them."""
+"""Pieces of 16 bytes that lie in all banks of shared memory between them, and are a line of global memory."""
 MAX_TILE_BYTES = 48 * 1024
 """Of channels-first w in a block's shared memory; of an octet with more taps elements are packed one by one."""
 
@@ -151,19 +151,20 @@ class Packing:
     q: int
     run: int
     """Neighbouring elements that a load takes: positions of channels-first tensors, else channels."""
-    along: int
-    """Positions that a thread takes."""
-    lanes: int
-    """Of a warp, those along the positions."""
     positions: int
     """Of an image or, of w, taps."""
     outer_stride: int
     """From one image, or result channel, to the next; like the others in elements of the tensor."""
     q_stride: int
     position_stride: int
+    lanes: int = 0
+    """Of a warp, those along the positions of channels-last x."""
     shared_bytes: int = 0
     tile: int = 0
-    """Pieces of 16 bytes of channels that a block brings into shared memory, all taps of each; 0: none."""
+    """What a block turns by way of shared memory: of channels-first x positions; of w pieces of 16 bytes of channels,
+    all taps of each. 0: nothing."""
+    across: int = 0
+    """Pieces of channels-first x that a block turns."""
 
 
 def packings(problem: Conv, found: Sources) -> dict[str, Packing]:
@@ -195,28 +196,49 @@ def _x_packing(problem: Conv, product: Gather) -> Packing:
     g = gather(problem)
     positions = math.prod(axis.source for axis in g.axes)
     first = problem.layout is Layout.CHANNELS_FIRST
-    item = g.x.dtype.itemsize
-    piece = ALIGNMENT // item
-    run = common.power_dividing(positions if first else math.gcd(g.q_size, piece), MAX_RUN if first else piece)
-    along = run if first else 1
-    lanes = 16 if along * item <= 2 else 8
+    piece = ALIGNMENT // g.x.dtype.itemsize
     pieces = product.groups * product.q_size // piece
-    warps = -(-positions // (lanes * along)) * -(-pieces // (32 // lanes))
-    blocks = common.per_batch(g, g.batch_size * warps, by=THREADS // 32)
-    taken = (operands.x(g), _stored(product.x.dtype.ctype, "x"), *operands.runtime_batch(g))
-    return Packing(
-        taken,
-        blocks,
+    plain = Packing(
+        (operands.x(g), _stored(product.x.dtype.ctype, "x")),
+        blocks=0,
         ctype=g.x.dtype.ctype,
-        itemsize=item,
+        itemsize=g.x.dtype.itemsize,
         q=g.q_size,
-        run=run,
-        along=along,
-        lanes=lanes,
+        run=common.power_dividing(positions if first else math.gcd(g.q_size, piece), POSITIONS if first else piece),
         positions=positions,
         outer_stride=g.x_batch,
         q_stride=g.x_q,
         position_stride=1 if first else g.x.shape[1],
+    )
+    return _turned(plain, g, pieces) if first else _padded(plain, g, pieces)
+
+
+def _turned(plain: Packing, g: Gather, pieces: int) -> Packing:
+    """Of channels-first x: a block has the pieces of a line, and as many positions of them as its threads take."""
+    across = min(OCTET, common.power_of_two_at_least(pieces))
+    tiles = -(-plain.positions * across // (THREADS * POSITIONS))
+    tile = _up_to_multiple(-(-plain.positions // tiles), plain.run)
+    of_image = -(-plain.positions // tile) * -(-pieces // across)
+    runs = _up_to_multiple(tile // plain.run, THREADS // across)
+    pitch = plain.run * across | 1
+    return dataclasses.replace(
+        plain,
+        blocks=common.per_batch(g, g.batch_size * of_image),
+        shared_bytes=runs * pitch * ALIGNMENT,
+        tile=tile,
+        across=across,
+    )
+
+
+def _padded(plain: Packing, g: Gather, pieces: int) -> Packing:
+    """Of channels-last x: a thread has 16 bytes of channels of a position."""
+    lanes = 16 if plain.itemsize <= 2 else 8
+    warps = -(-plain.positions // lanes) * -(-pieces // (32 // lanes))
+    return dataclasses.replace(
+        plain,
+        taken=(*plain.taken, *operands.runtime_batch(g)),
+        blocks=common.per_batch(g, g.batch_size * warps, by=THREADS // 32),
+        lanes=lanes,
     )
 
 
@@ -236,8 +258,6 @@ def _w_packing(problem: Conv, product: Gather) -> Packing:
         itemsize=item,
         q=g.q_size,
         run=common.power_dividing(g.q_size * g.taps, piece) if tile else 1,
-        along=1,
-        lanes=1,
         positions=g.taps,
         outer_stride=g.w_m,
         q_stride=g.w_q,

@@ -723,12 +723,14 @@ struct Place {
     }
 };
 
-// x with channels as neighbours, those of each group followed by zeros. A thread moves 16 bytes of channels of 4 positions. Of
-// a warp's lanes 8 lie along the positions and 4 along the channels, so that loads and stores both fill sectors.
+// x with channels as neighbours, those of each group followed by zeros. A block turns 156 positions of 4 pieces, 16 bytes of
+// channels each. A warp loads a piece's channels, lanes along the positions, 4 a load: rows of 256 bytes. Threads turn their pieces
+// in registers and exchange them through shared memory for those that lie beside each other in the result, lines of 64 bytes.
+// Pieces of 4 positions are an odd number of 16 bytes from the next ones', so eight lanes meet in different banks both times.
 // w likewise: [result channel][tap][channel]. A block brings 24 pieces, 16 bytes of channels
 // with all their taps, into shared memory as they lie and takes them out a tap at a time. The first elements of eight pieces
 // that follow lie in different banks, four apart: there is an odd number of 16 bytes from one to the next.
-// Both in one launch, as the product waits for one alone. The first blocks are those of w: they take longest, and there are as many
+// Both in one launch, as each takes time and the product waits for one alone. The first blocks are those of w: there are as many
 // whatever the batch, so that those of x count on from a constant.
 extern "C" __global__ void __launch_bounds__(256)
 conv2d_fprop_wgmma_implicit_gemm_pack_x_w_n2c32i13x12_k48f3x3p1_fp16_nchw_12033426(const __half* __restrict__ x, __half* __restrict__ packed_x, const __half* __restrict__ w, __half* __restrict__ packed_w) {
@@ -766,31 +768,50 @@ conv2d_fprop_wgmma_implicit_gemm_pack_x_w_n2c32i13x12_k48f3x3p1_fp16_nchw_120334
         }
     } else {
         constexpr int kPiece = 16 / sizeof(in_t), kPieces = kGroups * kQ / kPiece;
+        constexpr int kPositions = 156, kTile = 156, kAcross = 4;  // a block's positions and pieces
         constexpr int kRun = 4;  // neighbours that a load takes
-        constexpr int kAlong = 4, kPositions = 156;
-        constexpr int kLanesAlong = 8, kLanesAcross = 32 / kLanesAlong;
-        constexpr int kTilesAlong = (kPositions + kLanesAlong * kAlong - 1) / (kLanesAlong * kAlong);
-        constexpr int kTilesAcross = (kPieces + kLanesAcross - 1) / kLanesAcross;
-        const int lane = threadIdx.x % 32;
-        const unsigned tile = (blockIdx.x - kBlocksOfW) * 8 + threadIdx.x / 32;  // of a warp
-        const int position = (tile % kTilesAlong * kLanesAlong + lane / kLanesAcross) * kAlong;
-        const int piece = tile / kTilesAlong % kTilesAcross * kLanesAcross + lane % kLanesAcross;
-        const offset_t image = tile / kTilesAlong / kTilesAcross;
-        if (image >= batch || position >= kPositions || piece >= kPieces) return;
-        constexpr offset_t kStrideQ = 156, kStridePosition = 1;
+        constexpr int kPitch = kRun * kAcross | 1, kThreads = 256;
+        constexpr int kSteps = (kTile * kAcross + kThreads * kRun - 1) / (kThreads * kRun);
+        constexpr int kTilesAlong = (kPositions + kTile - 1) / kTile, kTilesAcross = (kPieces + kAcross - 1) / kAcross;
+        constexpr offset_t kStrideQ = 156;
+        typedef Pack<in_t, kPiece> Piece;
+        Piece* const tile = reinterpret_cast<Piece*>(shared);
+        const unsigned number = (blockIdx.x - kBlocksOfW);
+        const int first = number % kTilesAlong * kTile, first_piece = number / kTilesAlong % kTilesAcross * kAcross;
+        const offset_t image = number / (kTilesAlong * kTilesAcross);
+        const int positions = min(kTile, kPositions - first), pieces = min(kAcross, kPieces - first_piece);
+
+        // Threads past the tile's ends take its last ones again: then no load waits for a test.
+        const int warp = threadIdx.x / 32, of_warp = warp % kAcross, piece = first_piece + min(of_warp, pieces - 1);
         const int group = piece * kPiece / kQ, channel = piece * kPiece % kQ;
-        const in_t* const from = x + (image * 4992 + (group * 32 + channel) * kStrideQ + position * kStridePosition);
-        Pack<in_t, kPiece> pieces[kAlong] = {};
+        const in_t* const from = x + (image * 4992 + (group * 32 + channel) * kStrideQ + first);
+        const int first_run = warp / kAcross * (32 * kSteps) + threadIdx.x % 32;
+        Piece channels[kSteps][kRun] = {};
         #pragma unroll
-        for (int c = 0; c < kPiece; ++c) {
-            if (channel + c >= 32) continue;
-            const Pack<in_t, kRun> run = load_pack<kRun>(from + c * kStrideQ);
+        for (int step = 0; step < kSteps; ++step) {
+            const int at = min((first_run + step * 32) * kRun, positions - kRun);
             #pragma unroll
-            for (int i = 0; i < kRun; ++i) pieces[i].lane[c] = run.lane[i];
+            for (int c = 0; c < kPiece; ++c) {
+                if (kQ > 32 && channel + c >= 32) continue;
+                const Pack<in_t, kRun> run = load_pack<kRun>(from + c * kStrideQ + at);
+                #pragma unroll
+                for (int i = 0; i < kRun; ++i) channels[step][i].lane[c] = run.lane[i];
+            }
         }
-        in_t* const to = packed_x + ((image * kPositions + position) * (kGroups * kQ) + piece * kPiece);
         #pragma unroll
-        for (int i = 0; i < kAlong; ++i) store_pack(to + i * (kGroups * kQ), pieces[i]);
+        for (int step = 0; step < kSteps; ++step) {
+            #pragma unroll
+            for (int i = 0; i < kRun; ++i)
+                store_pack(tile + (first_run + step * 32) * kPitch + i * kAcross + of_warp, Pack<Piece, 1>{channels[step][i]});
+        }
+        __syncthreads();
+        constexpr int kStep = kThreads / kAcross;  // positions
+        const int at = threadIdx.x / kAcross, across = threadIdx.x % kAcross;
+        const Piece* const turned = tile + at / kRun * kPitch + at % kRun * kAcross + across;
+        Piece* const to = reinterpret_cast<Piece*>(packed_x) + ((image * kPositions + first + at) * kPieces + first_piece + across);
+        #pragma unroll
+        for (int i = 0; i < kTile; i += kStep)
+            if (at + i < positions && across < pieces) store_pack(to + i * kPieces, load_pack<1>(turned + i / kRun * kPitch));
     }
 }
 

@@ -46,7 +46,7 @@ SPLIT = 20
 
 
 def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -> float:
-    """Predicted seconds of all kernels; `packed`: the operands that are packed first."""
+    """Predicted seconds of all kernels; `packed`: the operands that are packed first, by one kernel."""
     c, batch = t.c, t.g.batch_size
     tiles, split = t.tiles(batch), t.split_tiles(batch, target)
     turns: float = math.ceil((tiles - split) / t.blocks(batch, target))
@@ -80,10 +80,12 @@ def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -
     total = math.hypot(cycles / target.clock_hz, dram) + LAUNCH_SECONDS
     if partial:
         total += LAUNCH_SECONDS + 2 * partial / target.attainable.bandwidth
+    if packed:
+        total += LAUNCH_SECONDS
     for tensor, nbytes in (("x", t.g.x.nbytes), ("w", t.g.w.nbytes)):
         if tensor in packed:
             # Besides what the product reads in its place, the original is read and this written.
-            total += LAUNCH_SECONDS + 2 * nbytes / target.attainable.bandwidth
+            total += 2 * nbytes / target.attainable.bandwidth
     return total
 
 

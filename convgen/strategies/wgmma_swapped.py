@@ -35,7 +35,7 @@ from convgen.strategies import wgmma_swapped_tiling as tiling
 from convgen.strategies.implicit_gemm_tiling import EPS_ACC
 from convgen.strategies.wgmma_block import ROWS
 from convgen.strategies.wgmma_patches import SQUARE
-from convgen.strategies.wgmma_sources import Packing, sources
+from convgen.strategies.wgmma_sources import sources
 from convgen.strategies.wgmma_swapped_tiling import SwappedConfig, SwappedTiling
 from convgen.target import Target
 from convgen.tensor_map import MAX_BOX
@@ -144,15 +144,16 @@ class WgmmaSwapped:
         results = (*operands.epilogue(problem), operands.y(g), *operands.runtime_batch(g))
         grid = t.blocks(g.batch_size if g.batch is not None else problem.max_batch or g.batch_size, target)
         name = common.kernel_name(problem, self.name, c)
-        packings = wgmma_sources.packings(problem, found, self.name, c)
+        packings = wgmma_sources.packings(problem, found)
+        packing = wgmma_sources.launches(problem, packings, self.name, c)
         product = operands.launch(name, (*mapped, *partial, *results), (grid, 1, 1), (c.threads, 1, 1), t.shared_bytes,
-                                  (max(c.cluster, c.sharers), 1, 1), is_early=bool(packings))  # fmt: skip
+                                  (max(c.cluster, c.sharers), 1, 1), is_early=bool(packing))  # fmt: skip
         reduce = wgmma_patches.reduce(problem, t, self.name, target, results)
-        launches = (*(p.launch for p in packings.values()), product, *((reduce,) if partial else ()))
+        launches = (*packing, product, *((reduce,) if partial else ()))
         return Plan(
             problem, self.name, c, target,
             template=self.template,
-            constants=_constants(problem, t, target, product, reduce, packings),
+            constants=_constants(problem, t, target, product, reduce) | wgmma_sources.constants(packings, packing),
             kernels=tuple(launch.kernel for launch in launches),
             steps=launches,
             workspace=(*wgmma_sources.workspace(found), *wgmma_patches.workspace(t, target)),
@@ -229,9 +230,7 @@ def _start(problem: Conv, patches: str) -> SwappedConfig:
 # --- what the template is told ------------------------------------------------------------------------
 
 
-def _constants(
-    problem: Conv, t: SwappedTiling, target: Target, product: Launch, reduce: Launch, packings: dict[str, Packing]
-) -> dict[str, Any]:
+def _constants(problem: Conv, t: SwappedTiling, target: Target, product: Launch, reduce: Launch) -> dict[str, Any]:
     return wgmma_patches.constants(problem, t, target, product, reduce) | {
         "numerics": _numerics_text(t),
         "swapped": True,
@@ -240,7 +239,6 @@ def _constants(
         "sharers": t.c.sharers,
         "part_rows": t.loaded_box[0],
         "slab_positions": t.slab_positions,
-        "packings": packings,
     }
 
 

@@ -36,8 +36,8 @@ COPIED_RESULT = 6.44
 CLUSTER_START = 3828
 """Cycles in which a cluster's blocks start and end, one tile each."""
 SHARING = 1400
-"""Cycles by which a cluster whose blocks share tiles starts and ends later than blocks alone do. What sharing spares L2 is
-not counted: of 38 layers it showed in four."""
+"""Cycles by which a cluster whose blocks share tiles starts and ends later than blocks alone do. What sharing spares L2
+is not counted: of 38 layers it showed in four."""
 CLUSTER_RESULT = 24.9
 """Cycles a result of a thread whose parts lie in several blocks."""
 TURN = 296

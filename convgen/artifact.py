@@ -210,7 +210,8 @@ def _tensor(plan: Plan, tensor: TensorSpec, role: str) -> dict[str, Any]:
 
 def _extent(extent: Extent) -> Any:
     if isinstance(extent, SizeExtent):
-        return {"scale": extent.scale, "factors": [dataclasses.asdict(factor) for factor in extent.factors]}
+        product = {"scale": extent.scale, "factors": [dataclasses.asdict(factor) for factor in extent.factors]}
+        return product | ({"plus": extent.plus} if extent.plus else {})
     return extent
 
 

@@ -43,16 +43,18 @@ class SizeFactor:
 
 @dataclass(frozen=True, slots=True)
 class SizeExtent:
-    """A size that depends on some that are known at launch: scale times the product of the factors."""
+    """A size that depends on some that are known at launch: scale times the product of the factors, and a constant."""
 
     factors: tuple[SizeFactor, ...]
     scale: int = 1
+    plus: int = 0
 
     def at(self, sizes: Sizes) -> int:
-        return self.scale * math.prod(factor.at(sizes) for factor in self.factors)
+        return self.scale * math.prod(factor.at(sizes) for factor in self.factors) + self.plus
 
     def __str__(self) -> str:
-        return "*".join([*([str(self.scale)] if self.scale != 1 else []), *map(str, self.factors)])
+        product = "*".join([*([str(self.scale)] if self.scale != 1 else []), *map(str, self.factors)])
+        return f"{product}+{self.plus}" if self.plus else product
 
 
 def batch_extent(times: int, by: int = 1, scale: int = 1) -> SizeExtent:
@@ -75,6 +77,13 @@ CLUSTERS_SINCE = (9, 0)
 def extent_at(extent: Extent, sizes: Sizes) -> int:
     """The extent as a number."""
     return extent.at(sizes) if isinstance(extent, SizeExtent) else extent
+
+
+def extent_plus(extent: Extent, constant: int) -> Extent:
+    """So many more."""
+    if isinstance(extent, SizeExtent):
+        return dataclasses.replace(extent, plus=extent.plus + constant)
+    return extent + constant
 
 
 # --- what a kernel parameter is bound to -------------------------------------------------------------
@@ -193,7 +202,8 @@ class Launch:
                 f"{self.kernel.name}: cluster={'x'.join(map(str, self.cluster))}: expected 1 to {MAX_CLUSTER} blocks"
             )
         for axis, extent, blocks in zip("xyz", self.grid, self.cluster, strict=True):
-            if (extent.scale if isinstance(extent, SizeExtent) else extent) % blocks:
+            parts = (extent.scale, extent.plus) if isinstance(extent, SizeExtent) else (extent,)
+            if any(part % blocks for part in parts):
                 raise UsageError(
                     f"{self.kernel.name}: a grid of {extent} blocks along {axis}: expected a multiple of the cluster's "
                     f"{blocks}"

@@ -23,10 +23,15 @@ _LARGEST = 2**31 - 1
 
 @dataclass(frozen=True)
 class Config:
-    """Base of every strategy's config. Prints as `field=value,…` and parses back equal."""
+    """Base of every strategy's config. Prints as `field=value,…` and parses back equal.
+
+    A field with a default is one that came later: at its default it is left out, so that kernels of before keep their
+    names and texts.
+    """
 
     def __str__(self) -> str:
-        return ",".join(f"{name}={_print(value)}" for name, value in self.as_dict().items())
+        usual = {f.name: f.default for f in dataclasses.fields(self)}
+        return ",".join(f"{name}={_print(value)}" for name, value in self.as_dict().items() if value != usual[name])
 
     def as_dict(self) -> dict[str, Value]:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

@@ -21,6 +21,7 @@ from convgen.plan import (
     TextureArg,
     WorkspaceArg,
     batch_extent,
+    extent_plus,
 )
 from convgen.problem import Conv, DType
 from convgen.space import Config
@@ -97,6 +98,14 @@ def in_clusters(target: Target, n: str = "*<=1000~7") -> Plan:
     multiply = plan.launches[0]
     steps = tuple(dataclasses.replace(step, cluster=(2, 1, 1)) if step is multiply else step for step in plan.steps)
     return dataclasses.replace(plan, steps=steps)
+
+
+def with_more_blocks(target: Target, n: str = "*<=1000~7") -> Plan:
+    """`every_step`, its first launch with three blocks more, whatever the batch."""
+    plan = every_step(target, n)
+    multiply = plan.launches[0]
+    more = dataclasses.replace(multiply, grid=(extent_plus(multiply.grid[0], 3), 1, 1))
+    return dataclasses.replace(plan, steps=tuple(more if step is multiply else step for step in plan.steps))
 
 
 def by_maps(target: Target, n: str = "*<=1000~7") -> Plan:

@@ -285,6 +285,18 @@ def test_a_launch_in_clusters(scale: Binary, build_example: Callable[..., Runner
     assert (multiply["cluster"], finish["cluster"]) == ([2, 1, 1], [1, 1, 1])
 
 
+def test_a_grid_with_a_constant_part(scale: Binary, build_example: Callable[..., Runner], tmp_path: Path) -> None:
+    plan = hand_plans.with_more_blocks(H200)
+    for batch, blocks in (("11", 18 + 3), ("0", 3)):
+        log = tmp_path / f"log {batch}"
+        build_example(plan, scale.cubin)(batch, FAKE_CUDA_LOG=str(log))
+        launched = [line for line in log.read_text().splitlines() if line.startswith("launch multiply")]
+        assert launched == [f"launch multiply {blocks} 1 1 64 1 1 256"]
+    multiply, _ = write_artifacts(plan, hand_plans.SCALE_SOURCE, scale, tmp_path).manifest["kernels"]
+    assert multiply["grid"] == [{"factors": [{"size": "n", "times": 50, "by": 64}], "scale": 2, "plus": 3}, 1, 1]
+    assert str(plan.launches[0].grid[0]) == "2*ceil(n*50/64)+3"
+
+
 def test_an_empty_batch_launches_nothing(scale: Binary, build_example: Callable[..., Runner], tmp_path: Path) -> None:
     run = build_example(hand_plans.every_step(H200), scale.cubin)
     done = run("0", FAKE_CUDA_LOG=str(tmp_path / "log"))

@@ -19,6 +19,7 @@ from convgen.cache import content_key
 from convgen.compiler import compile_cuda
 from convgen.errors import DeviceError
 from convgen.lowering import lower
+from convgen.plan import batch_extent, extent_plus
 from convgen.problem import Conv
 from convgen.processes import ChildDied
 from convgen.render import render
@@ -187,3 +188,8 @@ def test_options_of_launches_that_are_not_used_are_in_no_key() -> None:
     for changed in ({"is_early": True}, {"cluster": (1, 2, 1), "grid": (1, 2, 1)}):
         other = dataclasses.replace(plan, steps=(dataclasses.replace(launch, **changed),))  # type: ignore[arg-type]
         assert program_key(other, "code", "cuda") != program_key(plan, "code", "cuda")
+    of_batch = "SizeExtent(factors=(SizeFactor(size='n', times=3, by=1),), scale=1)"
+    for grid, is_as_before in ((batch_extent(3), True), (extent_plus(batch_extent(3), 5), False)):
+        other = dataclasses.replace(plan, steps=(dataclasses.replace(launch, grid=(grid, 1, 1)),))
+        key = content_key("cuda", TARGET.arch, "code", steps.replace(repr(launch.grid), f"({of_batch}, 1, 1)"))
+        assert (program_key(other, "code", "cuda") == key) == is_as_before

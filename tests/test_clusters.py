@@ -14,7 +14,19 @@ from device_cases import unit
 from convgen.cli import compile_command
 from convgen.compiler import compile_cuda
 from convgen.errors import UsageError
-from convgen.plan import Arg, Kernel, Launch, Param, Plan, ScalarArg, SizeExtent, TensorArg, TensorMapArg, batch_extent
+from convgen.plan import (
+    Arg,
+    Kernel,
+    Launch,
+    Param,
+    Plan,
+    ScalarArg,
+    SizeExtent,
+    TensorArg,
+    TensorMapArg,
+    batch_extent,
+    extent_plus,
+)
 from convgen.problem import Conv, DType
 from convgen.resources import KernelResources, report
 from convgen.runtime.sim import Mode, build
@@ -130,6 +142,11 @@ REFUSED = [
         (2, 1, 1),
         r"copy: a grid of ceil\(n\*4/3\) blocks along x: expected a multiple of the cluster's 2",
     ),
+    (
+        (extent_plus(batch_extent(4, scale=2), 3), 1, 1),
+        (2, 1, 1),
+        r"copy: a grid of 2\*n\*4\+3 blocks along x: expected a multiple of the cluster's 2",
+    ),
 ]
 
 
@@ -144,6 +161,7 @@ def test_launches_that_no_gpu_accepts_are_refused(
 def test_a_grid_of_runtime_size_is_a_multiple_by_its_scale() -> None:
     launch = Launch(Kernel("copy", ()), (batch_extent(4, 3, scale=6), 1, 1), (32, 1, 1), (), cluster=(3, 1, 1))
     assert launch.cluster_blocks == 3
+    assert dataclasses.replace(launch, grid=(extent_plus(launch.grid[0], 9), 1, 1)).cluster_blocks == 3
 
 
 def test_targets_without_clusters_are_refused() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from convgen.errors import WrongResultError
 from convgen.plan import Taps
-from convgen.problem import Activation, Conv, Direction, Epilogue, PadMode
+from convgen.problem import Activation, Conv, Direction, DType, Epilogue, PadMode
 from convgen.reference import (
     ErrorModel,
     bound,
@@ -30,6 +30,7 @@ from convgen.reference import (
     strict_model,
 )
 from convgen.reference import arrays as reference_arrays
+from convgen.reference.rounding import round_to
 
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
 
@@ -487,3 +488,11 @@ def test_an_infinity_may_spoil_what_shares_its_intermediate_values() -> None:
     assert not compare(problem.outputs[0], got, expected, limit + np.abs(expected) * 1e-6).ok
     got = np.where(np.arange(12) == 1, np.nan, expected).astype(np.float32)  # out of reach
     assert not compare(problem.outputs[0], got, expected, limit + np.abs(expected) * 1e-6).ok
+
+
+def test_tensors_are_rounded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(1).standard_normal((5, 7, 3)) * 1e3
+    monkeypatch.setattr(reference_arrays, "BYTES_AT_ONCE", 1000)  # about 20 elements
+    assert np.array_equal(round_to(values, DType.FP16), values.astype(np.float16).astype(np.float64))
+    assert np.array_equal(encode(values[:, ::2], DType.FP16), values[:, ::2].astype(np.float16))
+    assert round_to(values[:0], DType.FP16).shape == (0, 7, 3)

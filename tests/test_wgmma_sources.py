@@ -12,18 +12,20 @@ import numpy as np
 import pytest
 from conformance import (
     TARGET,
+    require_golden,
     require_refusal,
 )
 from wgmma_cases import FEW, LAYER, config, require_right, run
 
 from convgen.binding import preparation
 from convgen.lowering import lower
-from convgen.problem import Accuracy, Conv
+from convgen.plan import extent_at
+from convgen.problem import Accuracy, Conv, Layout, Sizes
 from convgen.reference import make_inputs
 from convgen.reference.rounding import encode
 from convgen.render import render
 from convgen.runtime.sim import build
-from convgen.simulator import FaultKind
+from convgen.simulator import FaultKind, Mode
 from convgen.strategies.wgmma_implicit_gemm import STRATEGY
 from convgen.strategies.wgmma_sources import sources
 from convgen.strategies.wgmma_tiling import PLANES, Tiling
@@ -77,12 +79,15 @@ def test_x_comes_once_as_planes() -> None:
     assert report.report.counters.written_bytes["global"] == 2 * 2 * 32 * 256
 
 
-def test_packed_weights_are_prepared() -> None:
-    """What depends on w alone is a step that need not be repeated."""
+def test_weights_that_are_packed_alone_are_prepared() -> None:
+    """What depends on w alone is a step that need not be repeated; where x is packed too, one kernel does both."""
+    alone = Conv.parse("conv2d n=2 c=100 in=8x8 k=40 filter=1x1 dtype=fp16 layout=nchw")
+    found = preparation(lower(alone, STRATEGY, config(patches=PLANES, w_stages=2), TARGET))
+    assert (found.steps, found.buffers, found.weights_used_later) == (frozenset({0}), ("packed_w",), False)
     plan = lower(Conv.parse(LAYER.replace("nhwc", "nchw")), STRATEGY, config(), TARGET)
     assert [buffer.name for buffer in plan.workspace] == ["packed_w", "packed_x"]
     found = preparation(plan)
-    assert (found.steps, found.buffers, found.weights_used_later) == (frozenset({1}), ("packed_w",), False)
+    assert (found.steps, found.buffers, found.weights_used_later) == (frozenset(), (), True)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +95,9 @@ def test_packed_weights_are_prepared() -> None:
     [
         (LAYER, {}, [False]),
         (LAYER, {"split_k": 2}, [False, True]),
-        (LAYER.replace("nhwc", "nchw"), {}, [False, True, True]),
-        (LAYER.replace("nhwc", "nchw"), {"split_k": 2}, [False, True, True, True]),
+        (LAYER.replace("nhwc", "nchw"), {}, [False, True]),
+        (LAYER.replace("nhwc", "nchw"), {"split_k": 2}, [False, True, True]),
+        (LAYER.replace("c=72", "c=68"), {}, [False, True]),
         (LAYER.replace("fp16", "fp32"), {}, [False, True]),
     ],
 )
@@ -161,12 +167,57 @@ def test_channels_first_weights_of_any_shape_are_packed(shape: str, dtype: str) 
             require_right(str(checked), None)
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "int8", "tf32", "fp32"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "conv2d n=2 c=64 in=7x7 k=8 filter=1x1",  # loads of one position
+        "conv2d n=*<=4~2 c=20 in=6x23 k=8 filter=1x1",  # of two, channels of zeros
+        "conv2d n=2 c=80 in=13x20 k=8 filter=1x1",  # of four, several tiles, the last ones not full
+        "conv2d n=2 c=36 in=5x27 k=24 filter=1x1 groups=3",
+        "conv1d n=1 c=8 in=1100 k=8 filter=1",  # a piece or two: warps side by side along the positions
+        "conv1d n=*<=2~1 c=24 in=4 k=8 filter=1",  # one load for all lanes
+    ],
+)
+def test_channels_first_images_of_any_shape_are_packed(shape: str, dtype: str) -> None:
+    layout = "ncl" if shape.startswith("conv1d") else "nchw"
+    problem = Conv.parse(f"{shape} dtype={dtype} accuracy=fast layout={layout}")
+    strict = dataclasses.replace(problem, accuracy=Accuracy.STRICT) if dtype == "fp32" else problem
+    for checked in {problem, strict}:
+        if STRATEGY.why_not(checked, FEW) is None:
+            require_right(str(checked), None)
+
+
+@pytest.mark.parametrize(
+    ("channels", "dtype"), [("c=64", "fp16"), ("c=128", "int8"), ("c=32", "tf32"), ("c=32", "fp16"), ("c=16", "tf32")]
+)
+@pytest.mark.parametrize("rows", [16, 18])
+def test_channels_first_images_are_packed_in_whole_sectors(channels: str, dtype: str, rows: int) -> None:
+    """Each once, and each thread's 16 bytes meet no others in their banks; positions of one tile and of two."""
+    problem = Conv.parse(f"conv2d n=2 {channels} in={rows}x16 k=8 filter=1x1 stride=2 dtype={dtype} layout=nchw")
+    plan = lower(problem, STRATEGY, None, TARGET)
+    assert list(plan.constants["packings"]) == ["x"]
+    ran, _ = run(problem, plan.config, TARGET)
+    sites = [site for site in ran.report.counters.sites if "pack_x" in site.kernel]
+    nbytes = problem.tensor("x").nbytes
+    for is_write in (False, True):
+        in_memory = [site for site in sites if site.space == "global" and site.is_write == is_write]
+        assert sum(site.transactions for site in in_memory) == nbytes // 32
+    in_shared = [site for site in sites if site.space == "shared"]
+    assert in_shared
+    assert all(site.transactions == site.ideal for site in in_shared)
+
+
 @pytest.mark.parametrize(("filter_", "reads"), [("3x3", 10), ("2x2", 8)])
 def test_channels_first_weights_are_packed_in_whole_sectors(filter_: str, reads: int) -> None:
     """Loads and stores of 16 bytes fill them, and a warp's lanes meet in few banks."""
     problem = Conv.parse(f"conv2d n=1 c=128 in=9x9 k=64 filter={filter_} dtype=fp16 layout=nchw")
     ran, _ = run(problem, config(), TARGET)
-    sites = [site for site in ran.report.counters.sites if "pack_w" in site.kernel]
+    lines = render(lower(problem, STRATEGY, config(), TARGET)).splitlines()
+    begin = next(number for number, line in enumerate(lines, 1) if "if (blockIdx.x < kBlocksOfW)" in line)
+    end = lines.index("    } else {", begin) + 1
+    packing = [site for site in ran.report.counters.sites if "pack_x_w" in site.kernel]
+    sites = [site for site in packing if any(begin < line < end for line in site.lines)]
     in_memory = [site for site in sites if site.space == "global"]
     nbytes = problem.tensor("w").nbytes
     assert sorted((s.is_write, s.bytes, s.accesses, s.transactions) for s in in_memory) == [
@@ -177,27 +228,40 @@ def test_channels_first_weights_are_packed_in_whole_sectors(filter_: str, reads:
     assert taken.transactions * 8 <= taken.ideal * reads * 1.05
 
 
-@pytest.mark.parametrize(("n", "is_behind"), [("2", True), ("*<=4~2", False)])
-def test_packing_w_waits_behind_its_stores(n: str, is_behind: bool) -> None:
-    """But where there may be no image, so that x's kernel, which comes before it, is not launched."""
-    plan = lower(Conv.parse(LAYER.replace("n=2", f"n={n}").replace("nhwc", "nchw")), STRATEGY, config(), FEW)
-    text = render(plan).split('extern "C" __global__')[2]
-    assert plan.launches[1].kernel.name in text
-    assert (text.index("grid_dependency_wait();") > text.rindex("store_pack(")) == is_behind
+def test_the_text_of_what_packs_is_golden(request: pytest.FixtureRequest) -> None:
+    problem = Conv.parse("conv2d n=2 c=32 in=13x12 k=48 filter=3x3 pad=1 dtype=fp16 layout=nchw")
+    require_golden(f"{STRATEGY.name}_packing", render(lower(problem, STRATEGY, config(block_n=48), TARGET)), request)
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_blocks_of_x_go_with_the_batch_and_those_of_w_do_not(layout: Layout) -> None:
+    """One launch packs both, each once, for any batch: with no image w alone."""
+    text = f"conv2d n=*<=4~2 c=20 in=9x12 k=40 filter=3x3 pad=1 dtype=fp16 layout={layout.text(2)}"
+    plan = lower(Conv.parse(text), STRATEGY, config(), FEW)
+    of_x, of_w = (plan.constants["packings"][tensor].blocks for tensor in ("x", "w"))
+    program = build([dataclasses.replace(plan, steps=plan.steps[:1])], [render(plan)], Mode.COUNT)[0]
+    w = np.ones((40, 20, 3, 3), np.float16)
+    for n in (0, 1, 3):
+        blocks = extent_at(plan.launches[0].grid[0], Sizes.of(n=n))
+        assert blocks == extent_at(of_x, Sizes.of(n=n)) + of_w
+        x, y = np.ones((n, 20, 9, 12), np.float16), np.zeros((n, 40, 9, 12), np.float16)
+        report = program.run({"x": x, "w": w}, {"y": y}).report
+        assert not report.faults
+        assert report.blocks == blocks
+        assert report.counters.written_bytes["global"] == 2 * 24 * (40 * 9 + n * 9 * 12)
 
 
 @pytest.mark.parametrize(
     ("missing", "faulty", "touched"),
     [
         (None, None, set()),
-        (1, 2, {"packed_x"}),  # w's kernel may end before x's: then what the product waits for is not all
-        (2, 2, {"packed_x", "packed_w"}),
-        (3, 3, {"partial", "y"}),
+        (1, 1, {"packed_x", "packed_w"}),
+        (2, 2, {"partial", "y"}),
     ],
-    ids=["none", "packing w", "product", "reduce"],
+    ids=["none", "product", "reduce"],
 )
 def test_a_missing_wait_is_found(missing: int | None, faulty: int | None, touched: set[str]) -> None:
-    """The kernels pack x, pack w, multiply, and add parts: without the wait of one, one meets what is not there yet."""
+    """The kernels pack x and w, multiply, and add parts: without the wait of one, it meets what is not there yet."""
     problem = Conv.parse(LAYER.replace("nhwc", "nchw"))
     plan = lower(problem, STRATEGY, config(block_n=16, split_k=2), FEW)
     start = 'extern "C" __global__'

@@ -5,12 +5,13 @@ All roundings are to nearest, ties to even, straight from float64 (no double rou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy
 
 from convgen.problem import DType
-from convgen.reference.arrays import Array, Module, quiet
+from convgen.reference.arrays import Array, Module, pieces, quiet
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,20 @@ FORMATS = {
 INTEGER_RANGE = {DType.INT8: (-128, 127), DType.UINT8: (0, 255), DType.INT32: (-(2**31), 2**31 - 1)}
 
 
+BYTES_OF_ELEMENT = 48
+"""Temporaries while one is rounded. Those of a tensor past 2^31 elements would fill a GPU at once."""
+
+
 @quiet
 def round_to(values: Array, dtype: DType, xp: Module = numpy) -> Array:
     """`values` (float64, any shape) rounded to `dtype`, as float64. tf32 here is the rounding a multiply applies.
 
     Floats overflow to infinity (fp8, which has none, saturates to 448), integers saturate; NaN stays NaN in floats.
     """
-    values = xp.asarray(values, dtype=xp.float64)
+    return _in_pieces(lambda piece: _rounded(piece, dtype, xp), xp.asarray(values, dtype=xp.float64), xp)
+
+
+def _rounded(values: Array, dtype: DType, xp: Module) -> Array:
     if dtype.is_integer:
         return xp.clip(xp.rint(values), *INTEGER_RANGE[dtype])
     if dtype is DType.FP32:  # the processor's own rounding, which large problems need
@@ -70,6 +78,10 @@ def encode(values: Array, dtype: DType, xp: Module = numpy) -> Array:
 
     fp32 and tf32 become float32, fp16 float16, integers their own type; bf16 becomes its bits as uint16, fp8 as uint8.
     """
+    return _in_pieces(lambda piece: _encoded(piece, dtype, xp), xp.asarray(values, dtype=xp.float64), xp)
+
+
+def _encoded(values: Array, dtype: DType, xp: Module) -> Array:
     rounded = round_to(values, dtype.storage, xp)
     if dtype is DType.FP8:
         magnitude = xp.searchsorted(_fp8_magnitudes(xp), xp.abs(rounded))
@@ -96,6 +108,14 @@ def saturated(values: Array, dtype: DType, xp: Module = numpy) -> Array:
         return values
     largest = FORMATS[dtype].largest
     return xp.clip(values, -largest, largest)
+
+
+def _in_pieces(one: Callable[[Array], Array], values: Array, xp: Module) -> Array:
+    """What `one`, which works on elements apart, makes of `values`."""
+    flat = values.reshape(-1)
+    parts = [one(flat[piece]) for piece in pieces(flat.size, BYTES_OF_ELEMENT)]
+    whole = parts[0] if len(parts) == 1 else xp.concatenate(parts) if parts else one(flat)
+    return whole.reshape(values.shape)
 
 
 _FP8_NAN = 0x7F

@@ -40,6 +40,9 @@ EPS_TF32 = 2.0**-10
 """Of an operand in fp32: it is copied as it is, and wgmma leaves out the last 13 of its bits, so it is cut."""
 
 
+CLUSTERS_AT_A_TIME = (132, 66, 39, 30, 22, 17, 15, 15)
+"""Clusters of 1 to 8 blocks, each of which takes a multiprocessor, that run at a time on the 132 of an H200, by
+cuOccupancyMaxActiveClusters: those of a cluster lie together, and there are not as many in each part of the chip."""
 MOST_STARTS = 3
 """From which a default is settled: one alone leads down into one valley."""
 
@@ -162,6 +165,10 @@ def settled(
     chosen = sorted(legal, key=costs.__getitem__)[:MOST_STARTS] or [plain(problem, target)]
     ends = [descent.settled(strategy, problem, target, start) for start in chosen]
     return min(ends, key=lambda config: strategy.cost(problem, config, target))
+
+
+def clusters_at_a_time(blocks: int, target: Target) -> int:
+    return max(CLUSTERS_AT_A_TIME[blocks - 1] * target.sm_count // CLUSTERS_AT_A_TIME[0], 1)
 
 
 def blocks(tiles: int, channel_tiles: int, resident: bool, target: Target) -> int:

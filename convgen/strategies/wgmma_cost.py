@@ -8,6 +8,7 @@ from collections.abc import Collection
 from convgen.problem import Conv, DType
 from convgen.strategies import wgmma_runs
 from convgen.strategies.cost_model import LAUNCH_SECONDS
+from convgen.strategies.wgmma_block import clusters_at_a_time
 from convgen.strategies.wgmma_tiling import Tiling
 from convgen.target import Target
 
@@ -29,8 +30,6 @@ STRAIGHT_RESULT = 16
 """Of one straight to y: the pairs of a warp are pieces of eight rows, and the memory unit takes a row a cycle."""
 CLUSTER_START = 2500
 """Cycles in which a cluster's blocks start and end, one tile each."""
-TOGETHER = 18
-"""Multiprocessors that a cluster's blocks lie on some of."""
 CLUSTER_RESULT = 15
 """Cycles a result of a thread whose parts lie in several blocks."""
 STORE = 8
@@ -52,7 +51,7 @@ SPLIT = 20
 
 
 def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -> float:
-    """Predicted seconds of all kernels; `packed`: the operands that are packed first."""
+    """Predicted seconds of all kernels; `packed`: the operands that are packed first, by one kernel."""
     c, batch = t.c, t.g.batch_size
     tiles, split = t.tiles(batch), t.split_tiles(batch, target)
     turns: float = math.ceil((tiles - split) / t.blocks(batch, target))
@@ -89,17 +88,13 @@ def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -
     total = math.hypot(cycles / target.clock_hz, dram) + LAUNCH_SECONDS
     if partial:
         total += LAUNCH_SECONDS + 2 * partial / target.attainable.bandwidth
+    if packed:
+        total += LAUNCH_SECONDS
     for tensor, nbytes in (("x", t.g.x.nbytes), ("w", t.g.w.nbytes)):
         if tensor in packed:
             # Besides what the product reads in its place, the original is read and this written.
-            total += LAUNCH_SECONDS + 2 * nbytes / target.attainable.bandwidth
+            total += 2 * nbytes / target.attainable.bandwidth
     return total
-
-
-def clusters_at_a_time(blocks: int, target: Target) -> int:
-    """Clusters that run at a time: each on multiprocessors that lie together."""
-    whole, rest = divmod(target.sm_count, TOGETHER)
-    return whole * (TOGETHER // blocks) + rest // blocks or 1
 
 
 def _results(t: Tiling) -> float:

@@ -28,19 +28,18 @@ from convgen.strategies import (
     wgmma_cost,
     wgmma_maps,
     wgmma_patches,
+    wgmma_rules,
     wgmma_runs,
     wgmma_sources,
 )
 from convgen.strategies import wgmma_tiling as tiling
 from convgen.strategies.implicit_gemm_tiling import EPS_ACC
 from convgen.strategies.wgmma_block import wgmma_columns
-from convgen.strategies.wgmma_sources import Packing, sources
+from convgen.strategies.wgmma_sources import sources
 from convgen.strategies.wgmma_tiling import Tiling, WgmmaConfig
 from convgen.target import Target
 from convgen.tensor_map import MAX_BOX
 
-MAX_SPLITS = 64
-MAX_PARTIAL_BYTES = 1 << 30
 START_WIDTHS = (64, 96, 128, 192)
 START_SHAPES = ((2, 2, 1, 1), (1, 4, 2, 1), (1, 3, 3, 1), (3, 1, 1, 1), (1, 1, 1, 4), (1, 2, 2, 8))
 """Tiles, consumers, those that share a tile, and blocks that share its sums."""
@@ -103,7 +102,7 @@ class WgmmaImplicitGemm:
             rate = t.mma_steps * EPS_ACC + (2 * tiling.EPS_SPLIT if t.is_split else 0.0)
             rules.sums_are_strict(problem, rate, gather(problem).q_size * g.taps)
         positions = t.units * (problem.max_batch or g.batch_size) * t.positions // t.units_of_block
-        wgmma_patches.check(t, positions, target)
+        wgmma_rules.check(t, positions, target)
 
     def _check_channels(self, g: Gather, t: Tiling) -> None:
         c = t.c
@@ -138,15 +137,16 @@ class WgmmaImplicitGemm:
         results = (*operands.epilogue(problem), operands.y(g), *operands.runtime_batch(g))
         grid = t.blocks(g.batch_size if g.batch is not None else problem.max_batch or g.batch_size, target)
         name = common.kernel_name(problem, self.name, c)
-        packings = wgmma_sources.packings(problem, found, self.name, c)
+        packings = wgmma_sources.packings(problem, found)
+        packing = wgmma_sources.launches(problem, packings, self.name, c)
         product = operands.launch(name, (*mapped, *partial, *results), (grid, 1, 1), (c.threads, 1, 1), t.shared_bytes,
-                                  (c.cluster, 1, 1), is_early=bool(packings))  # fmt: skip
+                                  (c.cluster, 1, 1), is_early=bool(packing))  # fmt: skip
         reduce = wgmma_patches.reduce(problem, t, self.name, target, results)
-        launches = (*(p.launch for p in packings.values()), product, *((reduce,) if partial else ()))
+        launches = (*packing, product, *((reduce,) if partial else ()))
         return Plan(
             problem, self.name, c, target,
             template=self.template,
-            constants=_constants(problem, t, target, product, reduce, packings),
+            constants=_constants(problem, t, target, product, reduce) | wgmma_sources.constants(packings, packing),
             kernels=tuple(launch.kernel for launch in launches),
             steps=launches,
             workspace=(*wgmma_sources.workspace(found), *wgmma_patches.workspace(t, target)),
@@ -202,9 +202,7 @@ def _start(problem: Conv, patches: str) -> WgmmaConfig:
 # --- what the template is told ------------------------------------------------------------------------
 
 
-def _constants(
-    problem: Conv, t: Tiling, target: Target, product: Launch, reduce: Launch, packings: dict[str, Packing]
-) -> dict[str, Any]:
+def _constants(problem: Conv, t: Tiling, target: Target, product: Launch, reduce: Launch) -> dict[str, Any]:
     return wgmma_patches.constants(problem, t, target, product, reduce) | {
         "numerics": _numerics_text(problem, t),
         "swapped": False,
@@ -213,7 +211,6 @@ def _constants(
         "x_sets": t.x_sets,
         "wgmma_type": "tf32" if problem.dtype is DType.FP32 else problem.dtype.value,
         "subtile_bytes": t.subtile_lines * wgmma_block.LINE_BYTES,
-        "packings": packings,
         "runs": wgmma_runs.runs(problem, t),
     }
 

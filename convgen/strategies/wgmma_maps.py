@@ -74,7 +74,7 @@ def _x_tensor(g: Gather) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _halo_map(t: Patches) -> TensorMap:
     extents, strides = _x_tensor(t.g)
-    inner = (t.pitch[-1], 1)[: len(t.inner)] if t.c.patches == "rows" else tuple(reversed(t.box))
+    inner = (t.pitch[-1], 1)[: len(t.inner)] if t.c.patches == "rows" else tuple(reversed(t.loaded_box))
     box = (t.line, *inner, *(1 for _ in t.depth), 1)
     return TensorMap(t.g.x.dtype, extents, strides, box, swizzle=Swizzle.B128)
 
@@ -94,7 +94,7 @@ def _im2col_map(t: Patches) -> Im2colMap:
         lower=tuple(-a.pad_lo for a in axes),
         upper=tuple(a.pad_hi - (a.taps - 1) * a.spread for a in axes),
         channels=t.line,
-        pixels=t.positions,
+        pixels=t.positions // t.x_multicast,
         element_strides=tuple(a.step for a in axes),
         swizzle=Swizzle.B128,
     )  # fmt: skip
@@ -105,7 +105,7 @@ def w_map(t: Patches, source: TensorArg | WorkspaceArg, is_split: bool = False) 
     item = g.w.dtype.itemsize
     extents: tuple[int, ...] = (g.q_size, g.taps, g.groups * g.m)
     strides: tuple[int, ...] = (g.q_size * item, g.w_m * item)
-    box: tuple[int, ...] = (t.w_line, 1, t.w_rows)
+    box: tuple[int, ...] = (t.w_line, 1, t.w_rows // t.w_multicast)
     if is_split:
         extents, strides, box = (*extents, 2), (*strides, g.w.nbytes), (*box, 2)
     found = TensorMap(g.w.dtype, extents, strides, box, swizzle=t.w_swizzle)

@@ -12,21 +12,18 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from convgen.errors import ConfigError
 from convgen.gather import Axis, Gather
-from convgen.plan import MAX_CLUSTER, Buffer, Launch, Param, Placement, WorkspaceArg
+from convgen.plan import Buffer, Launch, Param, Placement, WorkspaceArg
 from convgen.problem import Conv
-from convgen.strategies import common, operands, partial_sums, rules, wgmma_block
+from convgen.strategies import common, operands, partial_sums, wgmma_block
 from convgen.strategies.implicit_gemm_tiling import STEP_BYTES
 from convgen.strategies.operands import Operand
 from convgen.strategies.wgmma_block import LINE_BYTES, SHARED_ALIGNMENT, BlockConfig
 from convgen.strategies.wgmma_results import Results
 from convgen.target import Target
-from convgen.tensor_map import MAX_BOX, Swizzle
+from convgen.tensor_map import Swizzle
 
 SQUARE = 8
-MAX_SPLITS = 64
-MAX_PARTIAL_BYTES = 1 << 30
 OTHER_REGISTERS = 44
 """That a consumer needs beside its sums."""
 
@@ -80,6 +77,16 @@ class Patches:
     def channel_tiles(self) -> int:
         """Of all groups."""
         raise NotImplementedError
+
+    @property
+    def x_multicast(self) -> int:
+        """Blocks of a cluster that a tile of x goes to: those of neighbouring tiles of channels. Each loads a part."""
+        return 1
+
+    @property
+    def w_multicast(self) -> int:
+        """The same of w: blocks of neighbouring positions."""
+        return 1
 
     # --- axes and channels ---------------------------------------------------------------------------
 
@@ -185,6 +192,12 @@ class Patches:
         return tuple(axis.span(extent) for axis, extent in zip(self.inner, self.square, strict=True))
 
     @property
+    def loaded_box(self) -> tuple[int, ...]:
+        """Those of them that one load brings: some of its rows where several blocks load a part each."""
+        rows, *rest = self.box
+        return (-(-rows // self.x_multicast), *rest)
+
+    @property
     def pitch(self) -> tuple[int, ...]:
         """Positions in a row along each inner axis, from a line to the next: zeros at an end serve both sides."""
         return tuple(max(a.out, a.source + max(a.pad_lo, a.pad_hi)) for a in self.inner)
@@ -241,7 +254,7 @@ class Patches:
     def x_lines(self) -> int:
         if self.c.patches == "rows":
             return self.most_rows * self.pitch[-1]
-        return self.boxes * math.prod(self.box) if self.is_box else self.positions
+        return self.boxes * self.x_multicast * math.prod(self.loaded_box) if self.is_box else self.positions
 
     @property
     def x_bytes(self) -> int:
@@ -341,73 +354,6 @@ class Patches:
         return 4 * self.positions * self.w_rows
 
 
-# --- rules --------------------------------------------------------------------------------------------
-
-
-def check(t: Patches, most_positions: int, target: Target) -> None:
-    """Of a tiling whose warpgroups, channels and ways of pixels are legal: its stages, registers, parts and memory."""
-    c = t.c
-    if c.patches == "im2col" and t.positions > MAX_BOX:
-        raise ConfigError(f"a tile of {t.positions} positions: patches=im2col loads at most {MAX_BOX} at once")
-    if t.resident and c.parts > 1:
-        raise ConfigError(f"w_stages={c.w_stages}: all tiles of w stay, those of {c.parts} parts of the sums do not")
-    if c.x_stages < 2 and t.panels > 1:
-        raise ConfigError("x_stages=1: expected at least 2, one is filled while another is multiplied")
-    wgmma_block.check_stages(t)
-    limit = c.registers[1]
-    if t.registers > limit:
-        raise ConfigError(f"{t.sums} sums of a thread and what goes with them take about {t.registers} registers, "
-                          f"with {c.consumers} consumers a thread has {limit}")  # fmt: skip
-    wgmma_block.check_instruction(c)
-    _check_parts(t, target)
-    rules.shared_fits("stages and results take", t.shared_bytes, target)
-    wgmma_block.check_counts(t, most_positions)
-
-
-def _check_parts(t: Patches, target: Target) -> None:
-    c = t.c
-    if c.cluster > 1 and c.split_k > 1:
-        raise ConfigError(f"cluster={c.cluster} split_k={c.split_k}: sums are split in one of the ways")
-    if c.cluster > MAX_CLUSTER:
-        raise ConfigError(f"cluster={c.cluster}: a cluster has at most {MAX_CLUSTER} blocks")
-    if c.split_k > MAX_SPLITS:
-        raise ConfigError(f"split_k={c.split_k}: at most {MAX_SPLITS}, every part is written and read once more")
-    if t.panels_of_part * (c.parts - 1) >= t.panels:
-        way = f"cluster={c.cluster}" if c.cluster > 1 else f"split_k={c.split_k}"
-        raise ConfigError(f"{way}: {t.panels} panels leave a part with none")
-    if c.split_k > 1:
-        _check_split(t, target)
-    if c.cluster > 1:
-        _check_cluster(t)
-
-
-def _check_split(t: Patches, target: Target) -> None:
-    split = t.c.split_k
-    if t.g.batch is None:
-        raise ConfigError(f"split_k={split}: which sums are split goes with the batch, and with it what an image's "
-                          "results are rounded to; a batch known at run time has split_k=1")  # fmt: skip
-    tiles = t.split_tiles(t.g.batch, target)
-    if not tiles:
-        raise ConfigError(f"split_k={split}: {t.tiles(t.g.batch_size)} tiles leave none of {target.sm_count} "
-                          "multiprocessors idle")  # fmt: skip
-    if split * tiles * t.part_bytes > MAX_PARTIAL_BYTES:
-        raise ConfigError(f"split_k={split}: partial results of {split * tiles * t.part_bytes} bytes, more than "
-                          f"{MAX_PARTIAL_BYTES}")  # fmt: skip
-
-
-def _check_cluster(t: Patches) -> None:
-    c = t.c
-    if c.sharing != c.consumers:
-        raise ConfigError(f"cluster={c.cluster} sharing={c.sharing}: a block of a cluster has one tile, so "
-                          f"expected all {c.consumers} consumers")  # fmt: skip
-    if t.g.batch is None:
-        raise ConfigError(f"cluster={c.cluster}: a grid of a block for each part goes with the batch; a batch "
-                          "known at run time has cluster=1")  # fmt: skip
-    if t.cluster_bytes > t.staging_at:
-        raise ConfigError(f"cluster={c.cluster}: a block's part of the sums has {t.cluster_bytes} bytes, the "
-                          f"stages where it is left have {t.staging_at}")  # fmt: skip
-
-
 # --- what the product's kernels take ------------------------------------------------------------------
 
 
@@ -447,6 +393,8 @@ def constants(problem: Conv, t: Patches, target: Target, product: Launch, reduci
         "parts": c.parts,
         "cluster": c.cluster > 1,
         "cluster_gap": t.cluster_gap,
+        "x_multicast": t.x_multicast,
+        "w_multicast": t.w_multicast,
         "is_early": product.is_early,
         "multiprocessors": target.sm_count,
         "wgmma_extents": [c.block_n],

@@ -2,9 +2,9 @@
 
 TMA copies boxes whose innermost elements are neighbours and whose other strides are multiples of 16 bytes, and a line
 of shared memory holds channels of one group only. What lies otherwise a kernel before the product packs: channels last,
-those of each group followed by zeros; and the weights of fp32 problems as two numbers of TF32 each. What is made of w
-depends on the weights alone. Of channels-first problems with one tap x
-is also read as it lies, the positions of a channel as neighbours ("planes" by TMA, "runs" by threads).
+those of each group followed by zeros; and the weights of fp32 problems as two numbers of TF32 each. One kernel packs x
+and w where both are to be, each time; of w alone what is made depends on the weights alone. Of channels-first problems
+with one tap x is also read as it lies, the positions of a channel as neighbours ("planes" by TMA, "runs" by threads).
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from convgen.gather import Axis, Gather, gather
-from convgen.plan import Buffer, Launch, Param, Placement, TensorArg, WorkspaceArg
+from convgen.plan import Buffer, Extent, Launch, Param, Placement, TensorArg, WorkspaceArg, extent_plus
 from convgen.problem import Accuracy, Conv, DType, Layout
 from convgen.space import Config
 from convgen.strategies import common, operands
@@ -33,10 +34,10 @@ MAX_PADDING = 4
 """Times the channels of a group: more are not packed."""
 THREADS = 256
 """Threads a block of the kernels that pack."""
-MAX_RUN = 8
-"""Positions that a thread of them takes."""
+POSITIONS = 4
+"""Of channels-first x that a thread takes, 16 bytes of channels of each: 64 bytes of loads that are all under way."""
 OCTET = 8
-"""Pieces of 16 bytes that lie in all banks of shared memory between them."""
+"""Pieces of 16 bytes that lie in all banks of shared memory between them, and are a line of global memory."""
 MAX_TILE_BYTES = 48 * 1024
 """Of channels-first w in a block's shared memory; of an octet with more taps elements are packed one by one."""
 
@@ -139,73 +140,112 @@ def _up_to_multiple(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-# --- the kernels that pack ----------------------------------------------------------------------------
+# --- the kernel that packs ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Packing:
-    """What the template is told of a kernel that packs a tensor of `q` channels a group."""
+    """How a tensor of `q` channels a group is packed: what the kernel takes for it, and what the template is told."""
 
-    launch: Launch
+    taken: tuple[operands.Operand, ...]
+    blocks: Extent
+    ctype: str
     itemsize: int
     q: int
     run: int
     """Neighbouring elements that a load takes: positions of channels-first tensors, else channels."""
-    along: int
-    """Positions that a thread takes."""
-    lanes: int
-    """Of a warp, those along the positions."""
     positions: int
     """Of an image or, of w, taps."""
     outer_stride: int
     """From one image, or result channel, to the next; like the others in elements of the tensor."""
     q_stride: int
     position_stride: int
+    lanes: int = 0
+    """Of a warp, those along the positions of channels-last x."""
+    shared_bytes: int = 0
     tile: int = 0
-    """Pieces of 16 bytes of channels that a block brings into shared memory, all taps of each; 0: none."""
+    """What a block turns by way of shared memory: of channels-first x positions; of w pieces of 16 bytes of channels,
+    all taps of each. 0: nothing."""
+    across: int = 0
+    """Pieces of channels-first x that a block turns."""
 
 
-def packings(problem: Conv, found: Sources, strategy: str, config: Config) -> dict[str, Packing]:
-    """The kernels that fill what the product reads, by tensor."""
-    made: dict[str, Packing] = {}
-    for tensor, make in (("x", _x_packing), ("w", _w_packing)):
-        if tensor in found.packed:
-            name = common.kernel_name(problem, strategy, config, f"pack_{tensor}")
-            packing = make(problem, found.g, name)
-            # What follows one of them begins while it still runs.
-            launch = dataclasses.replace(packing.launch, is_early=bool(made))
-            made[tensor] = dataclasses.replace(packing, launch=launch)
-    return made
+def packings(problem: Conv, found: Sources) -> dict[str, Packing]:
+    """How what the product reads is filled, by tensor."""
+    makers = {"x": _x_packing, "w": _w_packing}
+    return {tensor: make(problem, found.g) for tensor, make in makers.items() if tensor in found.packed}
 
 
-def _x_packing(problem: Conv, product: Gather, name: str) -> Packing:
+def launches(problem: Conv, found: Mapping[str, Packing], strategy: str, config: Config) -> tuple[Launch, ...]:
+    """The launch of the kernel that packs them all, if there are any."""
+    if not found:
+        return ()
+    parts = found.values()
+    of_w = found["w"].blocks if "w" in found else 0
+    assert isinstance(of_w, int)  # of x alone they may go with the batch
+    blocks = extent_plus(found["x"].blocks, of_w) if "x" in found else of_w
+    name = common.kernel_name(problem, strategy, config, "_".join(["pack", *found]))
+    taken = tuple(operand for part in parts for operand in part.taken)
+    shared = max(part.shared_bytes for part in parts)
+    return (operands.launch(name, taken, (blocks, 1, 1), (THREADS, 1, 1), shared),)
+
+
+def constants(found: Mapping[str, Packing], packing: tuple[Launch, ...]) -> dict[str, Any]:
+    """What the template is told."""
+    return {"packings": found, "packing": packing[0] if packing else None}
+
+
+def _x_packing(problem: Conv, product: Gather) -> Packing:
     g = gather(problem)
     positions = math.prod(axis.source for axis in g.axes)
     first = problem.layout is Layout.CHANNELS_FIRST
-    item = g.x.dtype.itemsize
-    piece = ALIGNMENT // item
-    run = common.power_dividing(positions if first else math.gcd(g.q_size, piece), MAX_RUN if first else piece)
-    along = run if first else 1
-    lanes = 16 if along * item <= 2 else 8
+    piece = ALIGNMENT // g.x.dtype.itemsize
     pieces = product.groups * product.q_size // piece
-    warps = -(-positions // (lanes * along)) * -(-pieces // (32 // lanes))
-    blocks = common.per_batch(g, g.batch_size * warps, by=THREADS // 32)
-    taken = (operands.x(g), _stored(product.x.dtype.ctype, "x"), *operands.runtime_batch(g))
-    return Packing(
-        operands.launch(name, taken, (blocks, 1, 1), (THREADS, 1, 1)),
-        itemsize=item,
+    plain = Packing(
+        (operands.x(g), _stored(product.x.dtype.ctype, "x")),
+        blocks=0,
+        ctype=g.x.dtype.ctype,
+        itemsize=g.x.dtype.itemsize,
         q=g.q_size,
-        run=run,
-        along=along,
-        lanes=lanes,
+        run=common.power_dividing(positions if first else math.gcd(g.q_size, piece), POSITIONS if first else piece),
         positions=positions,
         outer_stride=g.x_batch,
         q_stride=g.x_q,
         position_stride=1 if first else g.x.shape[1],
     )
+    return _turned(plain, g, pieces) if first else _padded(plain, g, pieces)
 
 
-def _w_packing(problem: Conv, product: Gather, name: str) -> Packing:
+def _turned(plain: Packing, g: Gather, pieces: int) -> Packing:
+    """Of channels-first x: a block has the pieces of a line, and as many positions of them as its threads take."""
+    across = min(OCTET, common.power_of_two_at_least(pieces))
+    tiles = -(-plain.positions * across // (THREADS * POSITIONS))
+    tile = _up_to_multiple(-(-plain.positions // tiles), plain.run)
+    of_image = -(-plain.positions // tile) * -(-pieces // across)
+    runs = _up_to_multiple(tile // plain.run, THREADS // across)
+    pitch = plain.run * across | 1
+    return dataclasses.replace(
+        plain,
+        blocks=common.per_batch(g, g.batch_size * of_image),
+        shared_bytes=runs * pitch * ALIGNMENT,
+        tile=tile,
+        across=across,
+    )
+
+
+def _padded(plain: Packing, g: Gather, pieces: int) -> Packing:
+    """Of channels-last x: a thread has 16 bytes of channels of a position."""
+    lanes = 16 if plain.itemsize <= 2 else 8
+    warps = -(-plain.positions // lanes) * -(-pieces // (32 // lanes))
+    return dataclasses.replace(
+        plain,
+        taken=(*plain.taken, *operands.runtime_batch(g)),
+        blocks=common.per_batch(g, g.batch_size * warps, by=THREADS // 32),
+        lanes=lanes,
+    )
+
+
+def _w_packing(problem: Conv, product: Gather) -> Packing:
     g = gather(problem)
     first = problem.layout is Layout.CHANNELS_FIRST
     item = g.w.dtype.itemsize
@@ -215,16 +255,17 @@ def _w_packing(problem: Conv, product: Gather, name: str) -> Packing:
     blocks = -(-g.channels * g.taps * product.q_size // elements)
     taken = (operands.w(g), _stored(product.w.dtype.ctype, "w"))
     return Packing(
-        operands.launch(name, taken, (blocks, 1, 1), (THREADS, 1, 1), shared_bytes=_tile_bytes(tile, g.taps)),
+        taken,
+        blocks,
+        ctype=g.w.dtype.ctype,
         itemsize=item,
         q=g.q_size,
         run=common.power_dividing(g.q_size * g.taps, piece) if tile else 1,
-        along=1,
-        lanes=1,
         positions=g.taps,
         outer_stride=g.w_m,
         q_stride=g.w_q,
         position_stride=1 if first else g.q_size,
+        shared_bytes=_tile_bytes(tile, g.taps),
         tile=tile,
     )
 

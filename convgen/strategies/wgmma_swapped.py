@@ -15,7 +15,7 @@ from typing import Any
 
 from convgen.errors import ConfigError
 from convgen.gather import gather
-from convgen.plan import Launch, Numerics, Plan
+from convgen.plan import MAX_CLUSTER, Launch, Numerics, Plan
 from convgen.problem import Conv, DType
 from convgen.space import Space
 from convgen.strategies import (
@@ -27,6 +27,7 @@ from convgen.strategies import (
     wgmma_block,
     wgmma_maps,
     wgmma_patches,
+    wgmma_rules,
     wgmma_sources,
     wgmma_swapped_cost,
 )
@@ -34,7 +35,7 @@ from convgen.strategies import wgmma_swapped_tiling as tiling
 from convgen.strategies.implicit_gemm_tiling import EPS_ACC
 from convgen.strategies.wgmma_block import ROWS
 from convgen.strategies.wgmma_patches import SQUARE
-from convgen.strategies.wgmma_sources import Packing, sources
+from convgen.strategies.wgmma_sources import sources
 from convgen.strategies.wgmma_swapped_tiling import SwappedConfig, SwappedTiling
 from convgen.target import Target
 from convgen.tensor_map import MAX_BOX
@@ -47,6 +48,7 @@ WIDTHS = (32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256)
 """Positions of a tile that are worth trying whatever the map."""
 PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 """Of sums that are split."""
+MULTICASTS = (1, 2, 4)
 LEAST_WIDTH = 24
 """Of those that fit the map."""
 
@@ -89,6 +91,8 @@ class WgmmaSwapped:
                 "slabs": (1, 2),
                 "split_k": parts,
                 "cluster": tuple(s for s in parts if s <= 8),
+                "x_multicast": MULTICASTS,
+                "w_multicast": MULTICASTS,
             },
         )
 
@@ -103,17 +107,18 @@ class WgmmaSwapped:
         t = _tiling(problem, c)
         g = t.g
         wgmma_block.check_columns(c, g.x.dtype)
-        if t.is_box and max(t.box) > MAX_BOX:
-            raise ConfigError(f"block_n={c.block_n}: a halo of {' x '.join(map(str, t.box))} pixels, TMA copies at "
-                              f"most {MAX_BOX} along each axis")  # fmt: skip
-        if t.w_rows > MAX_BOX:
+        _check_multicast(t)
+        if t.is_box and max(t.loaded_box) > MAX_BOX:
+            raise ConfigError(f"block_n={c.block_n}: a halo of {' x '.join(map(str, t.loaded_box))} pixels, TMA copies "
+                              f"at most {MAX_BOX} along each axis")  # fmt: skip
+        if t.w_rows // t.w_multicast > MAX_BOX:
             raise ConfigError(f"tiles={c.tiles} sharing={c.sharing}: TMA brings at most {MAX_BOX} channels of w")
         if t.shared_groups > 1 and g.m % ROWS:
             raise ConfigError(f"{t.shared_groups} groups share a line, so expected a multiple of {ROWS} result "
                               f"channels of each, there are {g.m}")  # fmt: skip
         rules.sums_are_strict(problem, t.mma_steps * EPS_ACC, gather(problem).q_size * g.taps)
         positions = t.units * (problem.max_batch or g.batch_size) * t.positions // t.units_of_block
-        wgmma_patches.check(t, positions, target)
+        wgmma_rules.check(t, positions, target)
 
     def default(self, problem: Conv, target: Target) -> SwappedConfig:
         config: SwappedConfig = wgmma_block.settled(self, problem, target, _starts(problem), self._legal_start)
@@ -139,15 +144,16 @@ class WgmmaSwapped:
         results = (*operands.epilogue(problem), operands.y(g), *operands.runtime_batch(g))
         grid = t.blocks(g.batch_size if g.batch is not None else problem.max_batch or g.batch_size, target)
         name = common.kernel_name(problem, self.name, c)
-        packings = wgmma_sources.packings(problem, found, self.name, c)
+        packings = wgmma_sources.packings(problem, found)
+        packing = wgmma_sources.launches(problem, packings, self.name, c)
         product = operands.launch(name, (*mapped, *partial, *results), (grid, 1, 1), (c.threads, 1, 1), t.shared_bytes,
-                                  (c.cluster, 1, 1), is_early=bool(packings))  # fmt: skip
+                                  (max(c.cluster, c.sharers), 1, 1), is_early=bool(packing))  # fmt: skip
         reduce = wgmma_patches.reduce(problem, t, self.name, target, results)
-        launches = (*(p.launch for p in packings.values()), product, *((reduce,) if partial else ()))
+        launches = (*packing, product, *((reduce,) if partial else ()))
         return Plan(
             problem, self.name, c, target,
             template=self.template,
-            constants=_constants(problem, t, target, product, reduce, packings),
+            constants=_constants(problem, t, target, product, reduce) | wgmma_sources.constants(packings, packing),
             kernels=tuple(launch.kernel for launch in launches),
             steps=launches,
             workspace=(*wgmma_sources.workspace(found), *wgmma_patches.workspace(t, target)),
@@ -163,6 +169,24 @@ class WgmmaSwapped:
 
 def _tiling(problem: Conv, config: SwappedConfig) -> SwappedTiling:
     return SwappedTiling(sources(problem, config.patches).g, config)
+
+
+def _check_multicast(t: SwappedTiling) -> None:
+    c = t.c
+    if c.sharers == 1:
+        return
+    shared = f"x_multicast={c.x_multicast} w_multicast={c.w_multicast}"
+    if c.parts > 1:
+        raise ConfigError(f"{shared}: expected split_k=1 and cluster=1, blocks that share tiles have whole sums")
+    if c.sharers > MAX_CLUSTER:
+        raise ConfigError(f"{shared}: {c.sharers} blocks, a cluster has at most {MAX_CLUSTER}")
+    if t.tiles_of_group % c.x_multicast:
+        raise ConfigError(f"{shared}: expected x_multicast to divide the {t.tiles_of_group} tiles of channels that "
+                          "meet a tile of x")  # fmt: skip
+    if c.patches == "im2col" and c.block_n % c.x_multicast:
+        raise ConfigError(f"{shared}: block_n={c.block_n} positions are not loaded in {c.x_multicast} equal parts")
+    if t.w_rows % (SQUARE * c.w_multicast):
+        raise ConfigError(f"{shared}: {t.w_rows} channels are not loaded in {c.w_multicast} parts of eights")
 
 
 def _not_copied(problem: Conv, patches: str) -> str | None:
@@ -206,16 +230,15 @@ def _start(problem: Conv, patches: str) -> SwappedConfig:
 # --- what the template is told ------------------------------------------------------------------------
 
 
-def _constants(
-    problem: Conv, t: SwappedTiling, target: Target, product: Launch, reduce: Launch, packings: dict[str, Packing]
-) -> dict[str, Any]:
+def _constants(problem: Conv, t: SwappedTiling, target: Target, product: Launch, reduce: Launch) -> dict[str, Any]:
     return wgmma_patches.constants(problem, t, target, product, reduce) | {
         "numerics": _numerics_text(t),
         "swapped": True,
         "products": 1,
         "wgmma_type": problem.dtype.value,
+        "sharers": t.c.sharers,
+        "part_rows": t.loaded_box[0],
         "slab_positions": t.slab_positions,
-        "packings": packings,
     }
 
 

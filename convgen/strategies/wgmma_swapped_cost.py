@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from convgen.problem import Conv
 from convgen.strategies.cost_model import LAUNCH_SECONDS
-from convgen.strategies.wgmma_cost import clusters_at_a_time
+from convgen.strategies.wgmma_block import clusters_at_a_time
 from convgen.strategies.wgmma_swapped_tiling import SwappedTiling
 from convgen.target import Target
 
@@ -35,6 +35,9 @@ COPIED_RESULT = 6.44
 """Further ones of one that a thread, not TMA, copies from its slab to y."""
 CLUSTER_START = 3828
 """Cycles in which a cluster's blocks start and end, one tile each."""
+SHARING = 1400
+"""Cycles by which a cluster whose blocks share tiles starts and ends later than blocks alone do. What sharing spares L2
+is not counted: of 38 layers it showed in four."""
 CLUSTER_RESULT = 24.9
 """Cycles a result of a thread whose parts lie in several blocks."""
 TURN = 296
@@ -48,7 +51,7 @@ PARTIAL = 0.744
 
 
 def seconds(problem: Conv, t: SwappedTiling, packed: Collection[str], target: Target) -> float:
-    """Predicted seconds of all kernels; `packed`: the operands that are packed first."""
+    """Predicted seconds of all kernels; `packed`: the operands that are packed first, by one kernel."""
     c, batch = t.c, t.g.batch_size
     tiles, split = t.tiles(batch), t.split_tiles(batch, target)
     turns: float = math.ceil((tiles - split) / t.blocks(batch, target))
@@ -61,7 +64,7 @@ def seconds(problem: Conv, t: SwappedTiling, packed: Collection[str], target: Ta
     products = (t.panels_of_part if c.cluster > 1 else t.panels) * panel + (TURN if t.ordered else 0)
     slots = c.slots
     tile = max(products, (products + results) / slots) if slots > 1 else products + results
-    cycles = START + turns * tile + (results if slots > 1 else 0)
+    cycles = START + turns * tile + (results if slots > 1 else 0) + (SHARING if c.sharers > 1 else 0)
     if t.resident:
         cycles += t.w_tiles * t.w_bytes / BYTES_PER_CYCLE
     partial = c.split_k * split * t.part_bytes
@@ -69,10 +72,12 @@ def seconds(problem: Conv, t: SwappedTiling, packed: Collection[str], target: Ta
     total = math.hypot(cycles / target.clock_hz, dram) + LAUNCH_SECONDS
     if partial:
         total += LAUNCH_SECONDS + PARTIAL * partial / target.attainable.bandwidth
+    if packed:
+        total += LAUNCH_SECONDS
     for tensor, nbytes in (("x", t.g.x.nbytes), ("w", t.g.w.nbytes)):
         if tensor in packed:
             # Besides what the product reads in its place, the original is read and this written.
-            total += LAUNCH_SECONDS + 2 * nbytes / target.attainable.bandwidth
+            total += 2 * nbytes / target.attainable.bandwidth
     return total
 
 

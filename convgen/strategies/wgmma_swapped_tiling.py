@@ -9,9 +9,11 @@ import functools
 import math
 from dataclasses import dataclass
 
+from convgen.strategies import wgmma_block
 from convgen.strategies.wgmma_block import ROWS
 from convgen.strategies.wgmma_patches import SQUARE, Patches, PatchesConfig
 from convgen.strategies.wgmma_results import Results
+from convgen.target import Target
 
 PATCHES = ("box", "line", "rows", "im2col")
 FEW_GROUPS, MANY_GROUPS = 4, 8
@@ -41,6 +43,15 @@ class SwappedConfig(PatchesConfig):
     """Of a warpgroup, for results on their way from shared memory to y."""
     split_k: int
     cluster: int
+    x_multicast: int = 1
+    w_multicast: int = 1
+    """Blocks of a cluster that share a tile of x or of w: those of neighbouring channels, those of neighbouring
+    positions. Each loads a part of it, for all of them."""
+
+    @property
+    def sharers(self) -> int:
+        """Blocks of a cluster of which each shares its tiles with others."""
+        return self.x_multicast * self.w_multicast
 
 
 def least(patches: str) -> SwappedConfig:
@@ -53,6 +64,14 @@ class SwappedTiling(Patches):
     """A gather and a config of `wgmma_swapped`."""
 
     c: SwappedConfig
+
+    @property
+    def x_multicast(self) -> int:
+        return self.c.x_multicast
+
+    @property
+    def w_multicast(self) -> int:
+        return self.c.w_multicast
 
     # --- the tile ------------------------------------------------------------------------------------
 
@@ -73,8 +92,24 @@ class SwappedTiling(Patches):
         return self.c.block_m
 
     @property
+    def tiles_of_group(self) -> int:
+        """Tiles of channels of a group, or of those that share a line."""
+        return -(-self.shared_groups * self.g.m // self.c.block_m)
+
+    @property
     def channel_tiles(self) -> int:
-        return self.g.groups // self.shared_groups * -(-self.shared_groups * self.g.m // self.c.block_m)
+        return self.g.groups // self.shared_groups * self.tiles_of_group
+
+    def tiles(self, batch: int) -> int:
+        positions = super().tiles(batch) // self.channel_tiles
+        return -(-positions // self.w_multicast) * self.w_multicast * self.channel_tiles
+
+    def blocks(self, batch: int, target: Target) -> int:
+        if self.c.sharers == 1:
+            return super().blocks(batch, target)
+        step = self.channel_tiles * self.w_multicast if self.resident else self.c.sharers
+        most = wgmma_block.clusters_at_a_time(self.c.sharers, target) * self.c.sharers
+        return min(self.tiles(batch), max(most // step, 1) * step)
 
     def _box_of(self, positions: int) -> tuple[int, ...]:
         if self.c.patches == "box":

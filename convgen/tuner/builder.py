@@ -136,8 +136,10 @@ def program_key(plan: Plan, source: str, backend: Backend) -> str:
     Two configs may make the same program; their names, and the comment that tells the config, differ all the same.
     """
     code = re.sub(r"//[^\n]*", "", source)
-    # What was recorded before launches could have clusters, or be early, has no word of it.
-    steps = repr((plan.steps, plan.workspace)).replace(", cluster=(1, 1, 1)", "").replace(", is_early=False", "")
+    # What was recorded before launches could have clusters, or be early, or extents a constant part, has no word of it.
+    steps = repr((plan.steps, plan.workspace))
+    for unused in (", cluster=(1, 1, 1)", ", is_early=False", ", plus=0"):
+        steps = steps.replace(unused, "")
     for number, name in enumerate(sorted((kernel.name for kernel in plan.kernels), key=len, reverse=True)):
         code, steps = (text.replace(name, f"kernel_{number}") for text in (code, steps))
     lines = filter(None, map(str.strip, code.splitlines()))

@@ -10,7 +10,7 @@ from typing import Any
 from convgen.compiler import Job, compile_many
 from convgen.errors import ConvgenError, DeviceError
 from convgen.plan import Numerics, Plan
-from convgen.problem import TensorSpec
+from convgen.problem import Problem, TensorSpec
 from convgen.reference import Comparison, sample_indices
 from convgen.render import render
 from convgen.runtime.cuda import CudaProgram, load
@@ -21,7 +21,8 @@ from convgen.verify.case import Settings, VerifyResult
 from convgen.verify.oracle import Oracle, Oracles, input_kinds, outcome
 
 WHOLE_MACS = 2 * 10**11
-"""Up to here every element is compared; above, a sample with corners and edges."""
+WHOLE_ELEMENTS = 1 << 29
+"""Up to both, of the outputs, every element is compared; above, a sample with corners and edges."""
 
 COMPARED_ELEMENTS = 32768
 
@@ -80,9 +81,14 @@ def verify_program(
     return result
 
 
+def is_whole(problem: Problem) -> bool:
+    """Whether every element is compared."""
+    return problem.macs <= WHOLE_MACS and sum(spec.size for spec in problem.outputs) <= WHOLE_ELEMENTS
+
+
 def judge(oracle: Oracle, numerics: Numerics, outputs: Mapping[str, Any], seed: int) -> Comparison:
     """Hold outputs against the oracle: whole, or a sample of each for a problem that is large."""
-    if oracle.problem.macs <= WHOLE_MACS:
+    if is_whole(oracle.problem):
         return oracle.judge(outputs, numerics)
     indices = {spec.name: sample_indices(spec, COMPARED_ELEMENTS, seed) for spec in oracle.problem.outputs}
     return oracle.judge_sampled(outputs, numerics, indices)

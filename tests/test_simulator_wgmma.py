@@ -233,7 +233,7 @@ FAULTS = [
     ("never_waits", "illegal", FaultKind.WGMMA, "the block ends while this wgmma is under way"),
     ("a_base_offset", "illegal", FaultKind.WGMMA, "a base offset of 1 in the descriptor"),
     ("warps_differ", "illegal", FaultKind.WGMMA, "the threads of the warpgroup give different descriptors"),
-    ("two_instructions", "divergent", FaultKind.DIVERGENT_WARP, "executed by 64 of the 128 threads of the warpgroup"),
+    ("two_instructions", "divergent", FaultKind.DIVERGENT_WARP, "threads come to it at another place"),
     ("one_warp_leaves", "deadlock", FaultKind.DEADLOCK, "waits for the other threads of its warpgroup"),
     ("one_warp_waits_elsewhere", "deadlock", FaultKind.DEADLOCK, "waits for the other threads of its warpgroup"),
 ]

@@ -199,6 +199,18 @@ def test_blocks_go_round_their_rings(changes: dict[str, int | str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("patches", "block_n", "consumers"),
+    [("rows", 240, 2), ("rows", 160, 3), ("box", 120, 2), ("box", 120, 3), ("im2col", 160, 2)],
+)
+def test_optimised_builds_keep_warpgroups_together(patches: str, block_n: int, consumers: int) -> None:
+    """A compiler that copied an instruction of a warpgroup onto two paths would part its threads."""
+    problem = Conv.parse("conv2d n=1 c=64 in=20x20 k=128 filter=3x3 pad=1 dtype=fp16 layout=nhwc")
+    taken = config(patches=patches, block_n=block_n, consumers=consumers, x_stages=2, w_stages=6)
+    [result] = verify_cases([Case(problem, STRATEGY, taken)], Settings(TARGET, check="fast"))
+    assert result.status == "ok", result.reason
+
+
+@pytest.mark.parametrize(
     ("omitted", "kind", "detail"),
     [
         (
@@ -220,6 +232,37 @@ def test_what_is_left_out_is_found(omitted: str, kind: FaultKind, detail: str) -
     inputs = {t.name: np.ones(t.shape, np.float16) for t in plan.inputs}
     report = program.run(inputs, {"y": np.zeros(plan.problem.outputs[0].shape, np.float16)}, copies=Copies.LATE)
     assert any(fault.kind is kind and detail in fault.detail for fault in report.report.faults), report.report.faults
+
+
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+@pytest.mark.parametrize(
+    ("patches", "x_multicast", "w_multicast"),
+    [("box", 2, 1), ("box", 1, 2), ("line", 2, 2), ("rows", 2, 1), ("rows", 4, 2), ("im2col", 2, 2), ("im2col", 1, 4)],
+)
+def test_clusters_share_tiles(patches: str, x_multicast: int, w_multicast: int, layout: str) -> None:
+    """Parts of a tile that do not divide it evenly, clusters past the last tile, rings that come around."""
+    problem = f"conv2d n=3 c=72 in=11x13 k=256 filter=3x3 pad=1 dtype=fp16 layout={layout}"
+    shared = config(patches=patches, x_multicast=x_multicast, w_multicast=w_multicast, sharing=1, x_stages=2)
+    require_right(problem, shared, dataclasses.replace(FEW, sm_count=16))
+
+
+@pytest.mark.parametrize("layout", ["nhwc"])
+@pytest.mark.parametrize(("x_multicast", "w_multicast"), [(2, 1), (1, 2), (2, 2)])
+def test_clusters_share_tiles_that_stay(x_multicast: int, w_multicast: int, layout: str) -> None:
+    problem = f"conv2d n=3 c=16 in=11x13 k=256 filter=3x3 pad=1 dtype=fp16 groups=2 layout={layout}"
+    t = tiling(problem, w_stages=9, x_multicast=x_multicast, w_multicast=w_multicast)
+    assert t.resident
+    require_right(problem, t.c, dataclasses.replace(FEW, sm_count=16))
+
+
+def test_tiles_that_are_shared_cross_l2_once() -> None:
+    """Two blocks of two tiles of channels: half of x's copies, the same bits."""
+    problem = Conv.parse("conv2d n=2 c=64 in=16x16 k=256 filter=3x3 pad=1 dtype=fp16 layout=nhwc")
+    alone, shared = (
+        run(problem, config(block_n=64, sharing=2, tiles=1, x_multicast=m), TARGET, Mode.COUNT, Copies.LATE, STRATEGY)
+        for m in (1, 2)
+    )
+    np.testing.assert_array_equal(alone[1], shared[1])
 
 
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from convgen.simulator import abi
 from convgen.simulator.lines import LineTable
 from convgen.simulator.report import Counters, Fault, FaultKind, Report, Site, SourceLine, Triple
-from convgen.simulator.rules import RULES, mbarrier_text, signed
+from convgen.simulator.rules import APART, RULES, mbarrier_text, signed
 from convgen.simulator.units import Unit
 
 MAX_FAULTS_REPORTED = 20
@@ -54,6 +54,8 @@ class Findings:
         merged: dict[tuple[FaultKind, tuple[SourceLine, ...]], Fault] = {}
         for fault in raw:
             kind, place = KINDS[fault.kind], self._place(fault.pc, fault.line)
+            if fault.rule == APART and place == self._place(fault.address, 0):
+                continue  # one instruction of the source, which the compiler has copied onto several paths
             if known := merged.get((kind, place)):
                 merged[kind, place] = dataclasses.replace(known, count=known.count + fault.count)
                 continue

@@ -6,6 +6,8 @@ own.
 
 from __future__ import annotations
 
+_APART = "threads come to it at another place, all must come to the same instruction"
+
 RULES = (
     "",
     "waits for parity {value} of the mbarrier at {place}, whose phase never ends",
@@ -32,6 +34,7 @@ RULES = (
     "the block ends while this copy to {place} is under way: nobody has waited for it",
     "the block ends while this copy from {place} may still read: cp_async_bulk_wait_group first",
     "executed by {value} of the {wanted} threads of the warpgroup, all must come to the same instruction",
+    _APART,
     "waits for the other threads of its warpgroup, which never come",
     "the threads of the warpgroup give different descriptors or operands",
     "no wgmma_fence between what the thread did to its registers and this first wgmma",
@@ -59,6 +62,8 @@ RULES = (
     "the copy's innermost coordinate lies {value} bytes behind a multiple of {wanted} bytes, where it must begin",
     "the store's box begins {value} before the tensor and reaches into it: stores begin inside or lie outside",
 )
+
+APART = RULES.index(_APART)
 
 
 def mbarrier_text(place: str, phase: int, expected: int, pending: int, nbytes: int) -> str:

@@ -43,7 +43,7 @@ COMMON_FLAGS = (
 KERNEL_FLAGS = ("-w", "-I", str(INCLUDE), "-include", "convgen_sim.h")
 FAST_FLAGS = ("-O2", "-g1")
 CHECK_FLAGS = ("-O1", "-g1", "-fsanitize=thread", "-DCONVGEN_SIM_CHECK")
-# All threads of a warpgroup come to one instruction, told by its address: it must not be copied onto several paths.
+# Instructions of a warpgroup are told by their addresses first: it is well if few are copied onto several paths.
 FAMILY_FLAGS = {"gcc": ("-fno-thread-jumps",), "clang": ()}
 INSTRUMENTATION_FLAGS = {
     "gcc": ("--param", "tsan-instrument-func-entry-exit=0", "-fno-tree-vectorize"),

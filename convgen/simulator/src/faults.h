@@ -17,7 +17,8 @@ static void record(Worker* w, Fault fault) {
     if (w->current) fault.thread = w->current->index;
     for (uint32_t i = 0; i < w->fault_count; ++i) {
         Fault& known = w->fault[i];
-        if (known.kind == fault.kind && known.pc == fault.pc && known.line == fault.line) {
+        const bool same_pair = fault.rule != kApart || (known.rule == kApart && known.address == fault.address);
+        if (known.kind == fault.kind && known.pc == fault.pc && known.line == fault.line && same_pair) {
             ++known.count;
             return;
         }

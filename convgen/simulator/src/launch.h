@@ -56,6 +56,7 @@ enum Rule : uint32_t {
     kLoadUnderWay,
     kStoreUnderWay,
     kWarpgroupDiverges,
+    kApart,
     kWarpgroupNeverMeets,
     kOperandsDiffer,
     kNoWgmmaFence,
@@ -85,7 +86,7 @@ enum Rule : uint32_t {
 // One fault, the first of its kind at its place, and how often it came again.
 struct Fault {
     uint64_t pc;       // return address within the library, from its start; 0 if `line` says the place
-    uint64_t address;  // the access, as the kernel sees it; with a rule, the value that breaks it
+    uint64_t address;  // the access, as the kernel sees it; with a rule, the value that breaks it; with kApart, the other's pc
     uint64_t wanted;   // with a rule, the value it asks for
     int64_t offset;    // bytes from the start of the buffer, array or shared memory
     uint64_t count;

@@ -59,13 +59,26 @@ static uint64_t warp_result(const Thread* lanes, uint32_t mask, int lane) {
     }
 }
 
+// Threads that must come to one instruction, of which `other` has come to another address: a compiler may have copied it
+// onto several paths. Findings tell by the lines of the source whether it is the same.
+static void record_apart(Worker* w, Thread* t, const Thread& other) {
+    if (other.pc == t->pc) return;
+    Thread* const running = w->current;
+    w->current = t;
+    record(w, Fault{.pc = t->pc, .address = other.pc, .kind = kDivergentWarp, .object = kNoObject, .rule = kApart});
+    w->current = running;
+}
+
 // mma, ldmatrix or stmatrix by these lanes. All must be there, at the same instruction; that orders none of their accesses.
 static void execute_together(Worker* w, Thread* t, uint32_t present) {
     const uint32_t base = t->linear & ~(kWarp - 1);
     const Thread* lanes = &w->thread[base];
     uint32_t same = 0;
     for (uint32_t lane = 0; lane < kWarp; ++lane)
-        if (present >> lane & 1 && lanes[lane].pc == t->pc && lanes[lane].operand == t->operand) same |= 1u << lane;
+        if (present >> lane & 1 && lanes[lane].operand == t->operand) {
+            same |= 1u << lane;
+            if (w->launch->check) record_apart(w, t, lanes[lane]);
+        }
     if (same != 0xffffffffu && w->launch->check) {
         Thread* const running = w->current;
         w->current = t;
@@ -132,12 +145,13 @@ static void try_warpgroup(Worker* w, Thread* t) {
     for (uint32_t i = base; i < base + kWarpgroup && i < w->threads; ++i) {
         const Thread& other = w->thread[i];
         const bool here = w->state[i] == kAtWarpgroup;
-        if (here && other.operation == t->operation && other.pc == t->pc && other.operand == t->operand) ++same;
+        if (here && other.operation == t->operation && other.operand == t->operand) ++same;
         all_here = all_here && here;
         complete = complete && w->state[i] != kDone;
     }
     if (!complete || (all_here && same < kWarpgroup)) report_divergence(w, t, same);
     if (same < kWarpgroup) return;
+    for (uint32_t i = base; i < base + kWarpgroup; ++i) record_apart(w, t, w->thread[i]);
     Thread* const running = w->current;
     const bool go_on = execute_in_warpgroup(w, &w->thread[base]);
     w->current = running;

@@ -42,8 +42,8 @@ BYTES_PER_CYCLE = 86
 """From L2 to each multiprocessor by TMA."""
 CALL = 35
 """Cycles of a call for a box."""
-COPY = 9
-"""Cycles of a warp from a copy of runs to its next."""
+COPY = 40
+"""Cycles of a warp from a copy of runs to its next: eight bytes a thread, which L1 takes in several turns."""
 HAND_OVER = 150
 """Cycles in which a warp that copies finds a stage empty and hands another over."""
 SPLIT = 20

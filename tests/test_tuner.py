@@ -288,9 +288,17 @@ def test_without_a_gpu_it_says_so() -> None:
             Tuner(budget=Budget(trials=1))
 
 
-def test_without_a_device_there_is_nothing_to_do() -> None:
-    with pytest.raises(UsageError, match="devices"):
-        tuner(devices=())
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"devices": ()}, r"devices=\(\): expected at least one"),
+        ({"backend": "simm"}, "backend='simm': expected one of cuda, sim"),
+        ({"target": "h200"}, r"target='h200': expected a Target, as Target.preset\('h200'\) is, or None"),
+    ],
+)
+def test_what_no_search_can_use_is_refused_before_one(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Tuner(**{"target": H200, "backend": "sim", **options})
 
 
 def test_an_interrupt_loses_no_answer() -> None:

@@ -33,6 +33,9 @@ STATUSES = {
 }
 """What a tuner is to call each fault. On a GPU no kernel kills its process: there `kill_worker` is right."""
 
+SIMULATED = STATUSES | {"endless_loop": "run_timeout"}
+"""The same in the simulator, where what takes long may be right."""
+
 THREADS = (32, 64, 128, 256)
 BEST = 128
 """Block size that the cost model prefers."""

@@ -208,6 +208,28 @@ def test_the_launcher_compiles_without_warnings(command: list[str], scale: Binar
         subprocess.run([*command, "-c", str(source), f"-I{headers}", "-o", str(tmp_path / "out.o")], check=True)
 
 
+@pytest.mark.parametrize("command", _compilers(), ids=lambda command: Path(command[0]).name)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d n=*<=8 c=64 in=20x20 k=64 filter=3x3 pad=1 dtype=fp16 layout=nhwc",
+        "conv2d n=*<=8 c=3 in=20x20 k=16 filter=3x3 pad=1 dtype=fp16 layout=nhwc",
+        "attention batch=*<=4 heads_q=8 seq_q=*<=128 seq_kv=*<=256~64 head_dim=64 dtype=fp16",
+    ],
+)
+def test_launchers_of_sizes_known_at_the_launch_compile_without_warnings(
+    command: list[str], text: str, tmp_path: Path
+) -> None:
+    problem = parse_problem(text)
+    plans = [lower(problem, s, None, H200) for s in strategies_of(problem) if why_not(problem, s, H200) is None]
+    assert len(plans) > 1
+    for plan in plans:
+        for name, content in launcher_files(plan, b"\x7fELF").items():
+            (tmp_path / name).write_text(content)
+    (tmp_path / "all.c").write_text("".join(f'#include "{plan.name}.h"\n' for plan in plans))
+    subprocess.run([*command, "-c", "all.c", f"-I{header_directory()}", "-o", "out.o"], check=True, cwd=tmp_path)
+
+
 CALLER = """
 #include "{name}.h"
 #define PROGRAM(part) {name}##part

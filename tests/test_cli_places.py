@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from tuning_records import a_task, a_trial
 
 from convgen.cache import cache_directory
 from convgen.cli import main
+from convgen.cli.options import output_file
 from convgen.errors import DeviceError
 from convgen.target import Target
 from tuning_db import Shipped, open_database
@@ -190,6 +192,18 @@ def test_no_folder_is_made_for_a_database_that_is_named(
     status, _, err = told(*words, "--db", "missing/x.sqlite")
     assert (status, err) == (2, f"convgen: {home / 'missing' / 'x.sqlite'}: there is no folder {home / 'missing'}\n")
     assert [path.name for path in home.iterdir()] == ["more.jsonl"]
+
+
+@pytest.mark.parametrize("place", ["/dev/null", "a_file"])
+def test_what_is_there_and_no_folder_is_called_that(
+    told: Callable[..., tuple[int, str, str]], home: Path, place: str
+) -> None:
+    (home / "a_file").write_text("")
+    with pytest.raises(argparse.ArgumentTypeError, match=f"'{place}/x': {place} is no folder$"):
+        output_file(f"{place}/x")
+    status, _, err = told(*TUNE, "--db", f"{place}/x.sqlite")
+    there = home / place
+    assert (status, err) == (2, f"convgen: {there / 'x.sqlite'}: {there} is no folder\n")
 
 
 def test_a_search_without_a_gpu_names_the_simulator(

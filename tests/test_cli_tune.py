@@ -143,3 +143,19 @@ def test_an_interrupt_before_the_first_answer_says_so(tmp_path: Path) -> None:
             process.kill()
     assert (process.returncode, errors) == (130, "interrupted\n")
     assert "interrupted before any candidate gave a right answer: 0 candidates in" in out
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status", "said"),
+    [
+        ({"run_timeout": 2}, 4, "this machine was too slow to judge any candidate: 2 candidates (2 run_timeout)"),
+        ({"compile_timeout": 1, "run_timeout": 1, "duplicate": 1}, 4, "this machine was too slow to judge any"),
+        ({"run_timeout": 1, "wrong_result": 1}, 5, "no candidate gave a right answer: 2 candidates"),
+        ({"hang": 2}, 5, "no candidate gave a right answer: 2 candidates (2 hang)"),
+    ],
+)
+def test_a_slow_machine_is_no_wrong_answer(statuses: dict[str, int], status: int, said: str) -> None:
+    result = TuneResult(Conv.parse(" ".join(PROBLEM)), "finished", None, statuses=statuses)
+    assert said in tune_command._sentence(result)
+    assert tune_command._status([result], []) == status
+    assert tune_command._status([], []) == 0

@@ -124,6 +124,21 @@ def test_json_refusal_names_the_key(key: str, change: dict[str, Any]) -> None:
     assert len(str(caught.value)) < 600
 
 
+_CONV = {"op": "conv2d", "c": 3, "in": [9, 9], "k": 4, "filter": [3, 3]}
+_POOL = {"op": "max_pool2d", "c": 3, "in": [9, 9], "filter": [3, 3]}
+
+
+@pytest.mark.parametrize(
+    ("entry", "key"),
+    [(entry, key) for entry in (_CONV, _POOL) for key in ("in", "filter", "stride", "dilation", "pad", "pad_lo")]
+    + [({"op": "batch_norm", "c": 3}, "in")],
+)
+def test_json_refusal_of_text_for_extents_offers_a_list(entry: dict[str, Any], key: str) -> None:
+    with pytest.raises(ProblemError, match=r"=1x1: expected an integer.*, or a list of one .*for each dim") as caught:
+        problem_from_json(entry | {key: "1x1"})
+    assert caught.value.key == key
+
+
 @pytest.mark.parametrize("value", [None, 3, b"conv2d c=1", [], {"op": "conv2d"}, float("nan")])
 def test_text_must_be_text(value: Any) -> None:
     with pytest.raises(ProblemError):

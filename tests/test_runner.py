@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from conformance import TARGET
-from faulty_strategy import FAULTY, STATUSES, THREADS, FaultyConfig
+from faulty_strategy import FAULTY, SIMULATED, THREADS, FaultyConfig
 from processes_of import descendants, end_within, is_alive
 
 from convgen.errors import DeviceError
@@ -28,7 +28,7 @@ from convgen.tuner.runner import Outcome, Runner
 
 PROBLEM = Conv.parse("conv2d n=1 c=3 in=8x8 k=4 filter=3x3 pad=1")
 PATIENCE = 60.0
-LIMITS = Limits(run=1.5)
+LIMITS = Limits(simulate=1.5)
 DIRECT = get_strategy("direct")
 
 
@@ -62,7 +62,7 @@ def build_of(problem: Conv, strategy: Strategy) -> Build:
 
 @pytest.fixture(scope="module")
 def builds() -> dict[str, Build]:
-    return builds_of([fault for fault in STATUSES if fault != "slow_compile"])
+    return builds_of([fault for fault in SIMULATED if fault != "slow_compile"])
 
 
 def test_a_right_candidate_is_timed_by_the_cost_model(builds: dict[str, Build]) -> None:
@@ -90,17 +90,17 @@ def test_every_fault_is_named_and_the_next_candidate_is_measured(builds: dict[st
         "wrong_element": "1 of 256 elements wrong",
         "illegal_address": "out of bounds",
         "canary": "out of bounds",
-        "endless_loop": "no end after 1.5 s while its kernels ran; it was stopped",
+        "endless_loop": "simulating it took longer than 1.5 s and was stopped",
         "launch_failure": "2048",
         "out_of_memory": "unused",
         "compile_error": "an_undeclared_name",
-        "kill_worker": "the measuring process ended by SIGABRT (run)",
+        "kill_worker": "the measuring process ended by SIGABRT (simulate)",
     }
     with measuring() as runner:
         for fault, build in builds.items():
             before = runner.pid
             outcome = runner.measure(build)
-            assert outcome.status == STATUSES[fault], outcome.reason
+            assert outcome.status == SIMULATED[fault], outcome.reason
             assert said.get(fault, "") in outcome.reason
             assert (outcome.timing is None) == (fault != "none")
             assert outcome.source_key == build.source_key
@@ -124,13 +124,31 @@ def test_what_harmed_a_process_is_not_run_again(builds: dict[str, Build]) -> Non
         assert runner.measure(builds["kill_worker"]).reason == again.reason
 
 
+@pytest.mark.parametrize("by", ["the tuner", "the simulator"])
+def test_what_is_too_slow_to_simulate_is_no_hang_and_is_run_again(
+    by: str, builds: dict[str, Build], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by == "the simulator":
+        monkeypatch.setenv("CONVGEN_SIM_TIMEOUT", "1")
+    with measuring(LIMITS if by == "the tuner" else Limits()) as runner:
+        first = runner.measure(builds["endless_loop"])
+        assert first.status == "run_timeout"
+        assert ("CONVGEN_SIM_TIMEOUT" in first.reason) == (by == "the simulator")
+        assert runner.measure(builds["endless_loop"]) == first  # not "known bad"
+
+
+def test_a_run_in_the_simulator_may_take_longer_than_one_on_a_gpu(builds: dict[str, Build]) -> None:
+    with measuring(Limits(run=0.0)) as runner:
+        assert runner.measure(builds["none"]).status == "ok"
+
+
 def test_a_process_that_is_killed_is_replaced_and_works_on_the_same_problem(builds: dict[str, Build]) -> None:
     with measuring() as runner:
         first = runner.measure(builds["none"])
         assert runner.pid is not None
         threading.Timer(0.3, os.kill, (runner.pid, signal.SIGKILL)).start()
         outcome = runner.measure(builds["endless_loop"])
-        assert (outcome.status, outcome.reason) == ("worker_died", "the measuring process ended by SIGKILL (run)")
+        assert (outcome.status, outcome.reason) == ("worker_died", "the measuring process ended by SIGKILL (simulate)")
         assert runner.measure(builds["none"]) == first
 
 

@@ -8,7 +8,7 @@ import numpy
 import pytest
 from conformance import TARGET
 
-from convgen.errors import CompileError, MemoryShortage
+from convgen.errors import CompileError, MemoryShortage, UsageError
 from convgen.lowering import lower
 from convgen.plan import Plan
 from convgen.problem import Attention, Conv
@@ -89,6 +89,11 @@ def test_a_wrong_element_of_a_sample_is_found(monkeypatch: pytest.MonkeyPatch) -
     assert result.max_error is not None
     assert result.bound is not None
     assert result.max_error > result.bound
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(UsageError, match="backend='simm': expected one of sim, cuda"):
+        Settings(TARGET, "simm")  # type: ignore[arg-type]
 
 
 def test_a_config_that_breaks_a_rule_fails_with_the_rule() -> None:

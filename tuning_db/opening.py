@@ -103,7 +103,8 @@ def _current(database: Database) -> Database:
 
 def _open_file(path: Path) -> Database:
     if not path.parent.is_dir():
-        raise DatabaseError(f"{path}: there is no folder {path.parent}")
+        wrong = f"{path.parent} is no folder" if path.parent.exists() else f"there is no folder {path.parent}"
+        raise DatabaseError(f"{path}: {wrong}")
     for attempt in range(2):
         move_log_aside(path)
         before = identity(path)

@@ -15,8 +15,8 @@ STAGES: tuple[Stage, ...] = ("screen", "confirm", "final")
 """How well a time is known, least first: a few runs, many, many in turn with the other finalists."""
 
 STATUSES = (
-    "ok", "compile_error", "compile_timeout", "launch_failure", "illegal_access", "hang", "wrong_result",
-    "out_of_memory", "worker_died", "failed",
+    "ok", "compile_error", "compile_timeout", "launch_failure", "illegal_access", "hang", "run_timeout",
+    "wrong_result", "out_of_memory", "worker_died", "failed",
 )  # fmt: skip
 """What can come of a candidate."""
 

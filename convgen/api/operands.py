@@ -37,7 +37,10 @@ def operand(name: str, array: Any) -> Operand:
     if isinstance(array, np.ndarray):
         check_unmasked(name, array)
         if not array.dtype.isnative:
-            raise UsageError(f"{name} is {array.dtype} in another byte order than this machine's: {name}.astype")
+            raise UsageError(
+                f"{name} is {array.dtype.str}, in another byte order than this machine's: "
+                f"pass {name}.astype({array.dtype.name!r})"
+            )
         return Operand(name, array, None, _described(array.shape, array.strides, array.dtype), -1)
     if isinstance(array, PreparedWeight):
         raise UsageError(f"{name} is {array!r}, which stands for the weight of a convolution alone: pass it as weight")

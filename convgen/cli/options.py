@@ -79,7 +79,8 @@ def output_file(text: str) -> Path:
     """The `type` of an option that takes the name of a file to write, in a folder that is there."""
     path = Path(text)
     if not os.path.isdir(path.parent):
-        raise argparse.ArgumentTypeError(f"{text!r}: there is no folder {path.parent}")
+        wrong = f"{path.parent} is no folder" if os.path.exists(path.parent) else f"there is no folder {path.parent}"
+        raise argparse.ArgumentTypeError(f"{text!r}: {wrong}")
     return path
 
 

@@ -14,6 +14,7 @@ from convgen.cli.options import quantity_at_most, whole, writable_layers
 from convgen.cli.output import duration, print_json, table
 from convgen.cli.selection import add_problems, read_entries
 from convgen.errors import (
+    CompileError,
     ConvgenError,
     DeviceError,
     NotApplicableError,
@@ -38,8 +39,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="search the fastest kernel on the GPU, and remember it",
         description="A problem whose winner ships, or is of a finished search of these strategies by today's code, is "
         "not searched again. Ctrl-C ends the search and keeps what it found. Exit status 1 if that could not be saved, "
-        "3 if no strategy applies to any problem, 5 if every candidate of a problem was wrong, 6 without a GPU, 130 "
-        "when interrupted.",
+        "3 if no strategy applies to any problem, 4 if this machine was too slow to judge any candidate, 5 if "
+        "every candidate of a problem was wrong, 6 without a GPU, 130 when interrupted.",
     )
     add_problems(parser)
     parser.add_argument("--strategy", metavar="NAME,…", help="search only these")
@@ -162,6 +163,8 @@ def _sentence(result: TuneResult) -> str:
     if best is None or best.seconds is None:
         if result.outcome == "interrupted":
             return f"interrupted before any candidate gave a right answer: {tried}"
+        if _is_too_slow(result):
+            return f"this machine was too slow to judge any candidate: {tried}"
         return f"no candidate gave a right answer: {tried}"
     if result.outcome == "served":
         return f"{duration(best.seconds)}, from the database"
@@ -176,6 +179,13 @@ def _sentence(result: TuneResult) -> str:
     if result.outcome == "interrupted":
         parts.append("interrupted")
     return f"{'; '.join(parts)}; {tried}"
+
+
+def _is_too_slow(result: TuneResult) -> bool:
+    """Whether nothing but the lack of time kept every candidate from being right."""
+    from convgen.tuner.outcome import TIMEOUTS
+
+    return result.trials > 0 and all(status in TIMEOUTS for status in result.statuses if status != "duplicate")
 
 
 def _summary(results: list[TuneResult]) -> str:
@@ -221,8 +231,11 @@ def _as_json(result: TuneResult) -> dict[str, Any]:
 
 
 def _status(results: list[TuneResult], failed: list[ConvgenError]) -> int:
-    if any(result.best is None and result.outcome == "finished" for result in results):
+    without = [result for result in results if result.best is None and result.outcome == "finished"]
+    if not all(map(_is_too_slow, without)):
         return WrongResultError.exit_code
+    if without:
+        return CompileError.exit_code
     if not results and failed:
         return failed[0].exit_code
     return 0

@@ -91,7 +91,7 @@ class BatchNorm(Batched):
         return cls(
             n=values.runtime_size("n", n),
             c=c,
-            spatial=values.dims("in", extents, len(extents), at_least=0) if extents else (),
+            spatial=values.dims("in", spatial, len(extents), at_least=0) if extents else (),
             mode=values.word("mode", mode, BatchNormMode),
             eps=values.number("eps", eps),
             momentum=values.number("momentum", momentum),

@@ -37,6 +37,8 @@ def runtime_size(key: str, value: object) -> int | RuntimeSize:
 
 def dims(key: str, value: object, nd: int, at_least: int) -> tuple[int, ...]:
     """`nd` integers of at least `at_least`; one integer, or a list of one, stands for all."""
+    if not isinstance(value, (int, list, tuple)):
+        raise refusal(key, value, f"an integer of at least {at_least}, or a list of one for each dimension")
     parts = value if isinstance(value, (list, tuple)) else (value,)
     if len(parts) not in (1, nd):
         raise refusal(key, value, f"{nd} integers, one for each spatial dimension" if nd > 1 else "one integer")
@@ -47,8 +49,11 @@ def dims(key: str, value: object, nd: int, at_least: int) -> tuple[int, ...]:
 def pads(key: str, value: object, nd: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Padding before and after, for `nd` dimensions: an integer, or a list with one entry (or one for each
     dimension), each an integer or a pair [lo, hi]."""
+    if not isinstance(value, (int, list, tuple)):
+        expected = "an integer, or a list of one (or of [lo, hi]) for each dimension; a convolution also takes 'same'"
+        raise refusal(key, value, expected)
     parts = value if isinstance(value, (list, tuple)) else (value,)
-    if isinstance(value, str) or len(parts) not in (1, nd):
+    if len(parts) not in (1, nd):
         raise refusal(
             key, value, f"one entry (p or lo:hi) for each of {nd} spatial dimensions; a convolution also takes 'same'"
         )

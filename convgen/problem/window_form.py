@@ -38,6 +38,8 @@ def merge_padding(values: dict[str, Any], nd: int) -> None:
 
 
 def _per_dimension(key: str, value: Any, nd: int) -> list[Any]:
+    if not isinstance(value, (int, list, tuple)):
+        raise refusal(key, value, "an integer, or a list of one for each dimension")
     parts = list(value) if isinstance(value, (list, tuple)) else [value] * nd
     if len(parts) != nd:
         raise refusal(key, value, f"{nd} integers, one for each spatial dimension")

@@ -16,7 +16,10 @@ class Limits:
     load: float = 60.0
     """Load a candidate and launch it."""
     run: float = 10.0
-    """Wait for its kernels: once on the GPU, and in the simulator every run that verifies it."""
+    """Wait for its kernels on the GPU, once."""
+    simulate: float | None = None
+    """In the simulator, all runs that verify it. No limit of their own: it ends a block itself that takes longer than
+    CONVGEN_SIM_TIMEOUT. What takes long there tells of this machine, not of the kernel: it is no hang."""
     verify: float = 120.0
     """Hold its answer against what is right."""
     time: float = 20.0
@@ -27,4 +30,11 @@ class Limits:
     @property
     def phases(self) -> dict[str, float | None]:
         """By what a measuring process announces."""
-        return {"build": self.build, "load": self.load, "run": self.run, "verify": self.verify, "time": self.time}
+        return {
+            "build": self.build,
+            "load": self.load,
+            "run": self.run,
+            "simulate": self.simulate,
+            "verify": self.verify,
+            "time": self.time,
+        }

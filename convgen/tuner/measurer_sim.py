@@ -48,7 +48,7 @@ class SimMeasurer:
         try:
             announce("build")
             [built] = sim.build_group([build.plan], [build.source], self._settings)
-            announce("run")
+            announce("simulate")
             result = sim.verify_built(built, self._settings, self._oracles)
         except (ConvgenError, MemoryError) as error:
             return Verdict(Outcome(_status(error), str(error) or type(error).__name__, source_key=build.source_key))

@@ -16,6 +16,7 @@ TrialStatus = Literal[
     "launch_failure",
     "illegal_access",
     "hang",
+    "run_timeout",
     "wrong_result",
     "out_of_memory",
     "worker_died",
@@ -25,9 +26,12 @@ TrialStatus = Literal[
 BAD: frozenset[TrialStatus] = frozenset({"illegal_access", "hang", "worker_died"})
 """What harms the process or the GPU that runs it: such a source is not run twice."""
 
+TIMEOUTS: frozenset[TrialStatus] = frozenset({"compile_timeout", "run_timeout"})
+"""What this machine was too slow for, which says nothing of the candidate. A kernel that hangs a GPU is a `hang`."""
+
 _FAULTS: dict[FaultKind, TrialStatus] = {
     FaultKind.DEADLOCK: "hang",
-    FaultKind.ENDLESS: "hang",
+    FaultKind.ENDLESS: "run_timeout",
     FaultKind.DIVERGENT_BARRIER: "wrong_result",
     FaultKind.RACE: "wrong_result",
     FaultKind.UNINITIALISED: "wrong_result",

@@ -113,6 +113,9 @@ class Runner:
             if error.phase == "build":
                 reason = f"building it took longer than {error.seconds:g} s and was stopped"
                 return Verdict(Outcome("compile_timeout", reason, source_key=key), trusted=False)
+            if error.phase == "simulate":
+                reason = f"simulating it took longer than {error.seconds:g} s and was stopped"
+                return Verdict(Outcome("run_timeout", reason, source_key=key), trusted=False)
             during = {"run": "its kernels ran", "time": "it was timed"}.get(error.phase, f"it was in {error.phase!r}")
             reason = f"no end after {error.seconds:g} s while {during}; it was stopped"
             return Verdict(Outcome("hang", reason, source_key=key), trusted=False)

@@ -13,8 +13,8 @@ import os
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import Literal, Self
+from types import NoneType, TracebackType
+from typing import Self, get_args
 
 from convgen.errors import ConvgenError, UsageError
 from convgen.lowering import nothing_applies, why_not
@@ -23,7 +23,7 @@ from convgen.problem import Problem
 from convgen.space import Config
 from convgen.strategies import Strategy, all_strategies
 from convgen.target import DEFAULT_TARGET, Target
-from convgen.tuner.builder import Builder
+from convgen.tuner.builder import Backend, Builder
 from convgen.tuner.decide import known
 from convgen.tuner.events import Budget, Measured, ProgressCallback, TuneResult
 from convgen.tuner.limits import Limits
@@ -48,7 +48,7 @@ class Tuner:
         database: Layers | None = None,
         strategies: Sequence[Strategy] | None = None,
         budget: Budget | None = None,
-        backend: Literal["cuda", "sim"] = "cuda",
+        backend: Backend = "cuda",
         devices: Sequence[int] = (0,),
         build_workers: int | None = None,
         limits: Limits | None = None,
@@ -58,6 +58,10 @@ class Tuner:
     ) -> None:
         if not devices:
             raise UsageError("devices=(): expected at least one")
+        if backend not in get_args(Backend):
+            raise UsageError(f"backend={backend!r}: expected one of {', '.join(get_args(Backend))}")
+        if not isinstance(target, (Target, NoneType)):
+            raise UsageError(f"target={target!r}: expected a Target, as Target.preset('h200') is, or None")
         self.target = target if target is not None else _target(backend, devices[0])
         self.database = database
         self.strategies = tuple(strategies) if strategies is not None else all_strategies()
@@ -223,5 +227,5 @@ def _measured(strategy: Strategy, config: Config, trial: Trial) -> Measured:
     return Measured(strategy, config, trial.origin, trial.status, trial.reason, timing)
 
 
-def _target(backend: str, device: int) -> Target:
+def _target(backend: Backend, device: int) -> Target:
     return Target.preset(DEFAULT_TARGET) if backend == "sim" else Target.current(device)

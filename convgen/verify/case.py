@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from convgen.errors import CompileError, NotApplicableError, WrongResultError
+from convgen.errors import CompileError, NotApplicableError, UsageError, WrongResultError
 from convgen.problem import Problem
 from convgen.reference import InputKind
 from convgen.simulator import FaultKind
@@ -34,6 +34,10 @@ class Settings:
     inputs: InputKind = "normal"
     check: Check = "auto"
     jobs: int = 1
+
+    def __post_init__(self) -> None:
+        if self.backend not in get_args(Backend):
+            raise UsageError(f"backend={self.backend!r}: expected one of {', '.join(get_args(Backend))}")
 
 
 @dataclass(frozen=True)

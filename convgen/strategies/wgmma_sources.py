@@ -298,7 +298,8 @@ def alignment(found: Mapping[str, Packing]) -> dict[str, int]:
 
 def placements(found: Sources) -> tuple[Placement, ...]:
     g = found.g
-    packed = ((g.w, "made from w alone"), (g.x, "written once, then read as x"))
+    w_why = "made from w alone" if found.packed == {"w"} else "by the kernel that packs x too, each time"
+    packed = ((g.w, w_why), (g.x, "written once, then read as x"))
     return tuple(
         Placement(f"packed {tensor.name}", "global", tensor.nbytes, f"workspace, channels as neighbours: {why}")
         for tensor, why in packed

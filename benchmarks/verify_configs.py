@@ -40,7 +40,7 @@ def main() -> None:
             configs[str(config)] = Case(problem, strategy, config)
             if len(configs) == arguments.count:
                 break
-        results = verify_cases(list(configs.values()), Settings(target, "cuda", jobs=16))
+        results = list(verify_cases(list(configs.values()), Settings(target, "cuda", jobs=16)))
         for config, result in zip(configs, results, strict=True):
             if result.status != "ok":
                 print(f"{text}\n  {config}\n  {result.status}: {result.reason[:300]}")

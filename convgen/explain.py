@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from convgen.compiler import compile_cuda
+from convgen.crossover import Crossover, crossover
 from convgen.errors import CompileError, DeviceError
 from convgen.lowering import lower, why_not
 from convgen.plan import Plan
@@ -12,14 +13,15 @@ from convgen.problem import Conv, Problem
 from convgen.render import render
 from convgen.resources import KernelReport, report
 from convgen.strategies import Strategy, strategies_of
-from convgen.strategies.crossover import Crossover, crossover
 from convgen.target import Target
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """The least time the target needs, at the rates it can attain.
+    """The time that the target needs at the rates of a large matrix product and a long copy.
 
+    No bound: power limits those rates, so kernels that draw less of it have been measured at 1.07 times them in fp16;
+    and a strategy may need fewer FLOP than the definition, or compute fp32 on tensor cores.
     Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", 2009. Seconds, FLOP, bytes.
     """
 

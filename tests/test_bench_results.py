@@ -138,6 +138,13 @@ def test_without_peers_there_is_still_the_fraction_of_the_floor() -> None:
     assert standing.attained == pytest.approx(0.4)
 
 
+def test_what_is_attained_is_of_the_problems_that_have_a_peer() -> None:
+    """Beside the peer's, an average over others too would compare unlike things."""
+    both = [entry("a", 2.0, attained=0.2), entry("b", None, attained=0.8)]
+    assert Standing.of("all", both).attained == pytest.approx(0.2)
+    assert "geometric means over the problems that have a peer" in markdown(results(*both))
+
+
 def test_the_markdown_shows_losses_first_flags_and_what_is_missing() -> None:
     flagged = entry("flagged", 0.4, out_of_bound=["cudnn_nchw"])
     text = markdown(results(entry("winner", 3.0), flagged, missing("absent"), entry("a|b", 1.2, frozen_us=8.0)))

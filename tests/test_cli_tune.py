@@ -145,6 +145,14 @@ def test_an_interrupt_before_the_first_answer_says_so(tmp_path: Path) -> None:
     assert "interrupted before any candidate gave a right answer: 0 candidates in" in out
 
 
+def test_what_took_the_time_is_told() -> None:
+    problem = Conv.parse(" ".join(PROBLEM))
+    early = TuneResult(problem, "interrupted", None, preparation_seconds=8.0)
+    assert tune_command._sentence(early) == "interrupted before the search began, in 8 s of preparation"
+    late = TuneResult(problem, "interrupted", None, seconds=0.5, preparation_seconds=8.0)
+    assert tune_command._sentence(late).endswith(": 0 candidates in 500 ms, after 8 s of preparation")
+
+
 @pytest.mark.parametrize(
     ("statuses", "status", "said"),
     [

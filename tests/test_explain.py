@@ -7,12 +7,16 @@ import re
 import pytest
 from test_cli import H200, SIM, SMALL, json_lines, run
 
+from convgen.cli.explain_command import _where_fft_leads
+from convgen.crossover import Crossover, crossover
 from convgen.errors import ConfigError
+from convgen.lowering import why_not
 from convgen.problem import Conv
 from convgen.strategies import get_strategy, strategies_of
 from convgen.target import presets
 
 CONV = Conv.parse("conv2d n=1 c=1 in=8 k=1 filter=1")
+H200_TARGET = presets()["h200"]
 
 
 def test_explain_gives_the_roofline_of_hand_computed_numbers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,3 +89,45 @@ def test_a_problem_that_no_launch_covers_is_explained(capsys: pytest.CaptureFixt
     status, out, _ = run(capsys, "explain", "conv2d", "n=2147483647", "c=4", "k=4", "in=64", "filter=3", *H200)
     assert status == 3
     assert out.count("does not apply: ") == len(strategies_of(CONV))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d n=32 c=64 k=128 in=56x56 filter=9x9 pad=4 dtype=fp16 layout=nhwc",
+        "conv2d n=8 c=32 in=30x30 k=32 filter=3x3 pad=1 stride=2 dtype=tf32",
+        "conv1d n=16 c=64 k=64 in=512 filter=4 pad=1:2 dtype=bf16 layout=nlc",
+        "conv2d n=1 c=1 k=1 in=2048x2048 filter=5x5 pad=2",
+    ],
+)
+def test_what_is_the_fastest_at_the_problem_s_own_filter_is_first_of_the_list(text: str) -> None:
+    problem = Conv.parse(text)
+    applies = {s for s in strategies_of(problem) if why_not(problem, s, H200_TARGET) is None}
+    times = {s.name: s.cost(problem, s.default(problem, H200_TARGET), H200_TARGET) for s in applies}
+    found = crossover(problem, strategies_of(problem), H200_TARGET)
+    assert found is not None
+    place = found.extents.index(problem.filter[0])
+    assert {name: row[place] for name, row in found.seconds.items() if row[place] is not None} == times
+    assert found.fastest[place] == min(times, key=times.__getitem__)
+    assert set(found.shown) >= set(found.fastest) - {None}
+
+
+def test_where_fft_leads_is_said_in_words() -> None:
+    def told(*fft: float) -> str:
+        return _where_fft_leads(Crossover((3, 5, 7), {"direct": (2.0, 2.0, 2.0), "fft": fft}))
+
+    assert told(3.0, 1.0, 1.0) == "fft stays ahead from 5 on"
+    assert told(3.0, 1.0, 3.0) == "fft is ahead at 5, not at the largest"
+    assert told(3.0, 3.0, 3.0) == "fft is not ahead at any of them"
+
+
+def test_a_prediction_below_the_roofline_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    fast = ["conv2d", "n=32", "c=64", "k=128", "in=56x56", "filter=9x9", "pad=4", "dtype=fp16", "layout=nhwc"]
+    for problem, is_beyond in ((fast, True), (SMALL, False)):
+        _, out, _ = run(capsys, "explain", *problem, *H200, "--json")
+        [found] = json_lines(out)
+        times = [s["predicted_seconds"] for s in found["strategies"] if s["reason"] is None]
+        assert (min(times) < found["roofline"]["seconds"]) == is_beyond
+        _, out, _ = run(capsys, "explain", *problem, *H200)
+        assert ("not bounds" in out) == is_beyond
+        assert "at least" not in out.partition("Strategies")[0]

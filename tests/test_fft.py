@@ -16,6 +16,7 @@ from conv_strategies import CONV_STRATEGIES
 from fft_data import Admitted
 
 from convgen.binding import preparation
+from convgen.crossover import crossover
 from convgen.explain import explain_problem
 from convgen.gather import gather
 from convgen.lowering import lower
@@ -23,7 +24,6 @@ from convgen.problem import Conv
 from convgen.reference import make_inputs
 from convgen.render import render
 from convgen.runtime.sim import Mode, build
-from convgen.strategies.crossover import crossover
 from convgen.strategies.fft import STRATEGY, FftConfig
 from convgen.strategies.fft_tiling import tiling
 
@@ -269,7 +269,7 @@ def test_there_is_one_crossover(text: str) -> None:
     """Once ahead fft stays ahead, by more and more; its own time grows far slower than the filter's size."""
     found = crossover(Conv.parse(text), CONV_STRATEGIES, TARGET)
     assert found is not None
-    won = [name == "fft" for name in found.fastest()]
+    won = [name == "fft" for name in found.fastest]
     assert won == sorted(won)
     assert not won[0]
     assert found.ahead_from("fft") == found.extents[won.index(True)]

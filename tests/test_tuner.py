@@ -18,7 +18,7 @@ from processes_of import descendants
 from tuning_records import a_run, a_trial
 
 from convgen.errors import DeviceError, NotApplicableError, UsageError
-from convgen.problem import Conv
+from convgen.problem import Conv, Problem
 from convgen.space import Config
 from convgen.strategies import get_strategy
 from convgen.target import Target
@@ -28,6 +28,7 @@ from convgen.tuner.events import Budget, Progress, TuneResult
 from convgen.tuner.keys import task_of, toolchains
 from convgen.tuner.limits import Limits
 from convgen.tuner.pipeline import LOOKAHEAD
+from convgen.tuner.runner import Runner
 from convgen.tuner.session import Tuner
 from tuning_db import Database, Layers, open_database, query
 from tuning_db.lines import merge, records
@@ -300,6 +301,41 @@ def test_without_a_gpu_it_says_so() -> None:
 def test_what_no_search_can_use_is_refused_before_one(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         Tuner(**{"target": H200, "backend": "sim", **options})
+
+
+def test_preparation_is_told_apart_from_the_search(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Runner.start
+
+    def slow(runner: Runner, problem: Problem, seed: int = 0) -> None:
+        start(runner, problem, seed)
+        time.sleep(3.0)
+
+    monkeypatch.setattr(Runner, "start", slow)
+    began = time.monotonic()
+    with tuner(database, budget=Budget(seconds=0.5)) as session:
+        result = session.tune(PROBLEM)
+    took = time.monotonic() - began
+    assert result.outcome == "finished"
+    assert result.best is not None
+    assert result.preparation_seconds >= 3.0
+    assert 0.0 < result.seconds <= took - 3.0
+    [run] = database.runs()
+    assert run.summary["preparation_seconds"] == pytest.approx(result.preparation_seconds, abs=1e-3)
+
+
+def test_a_search_is_cancelled_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Preparing ends too: of a large problem it may take minutes."""
+
+    def endless(runner: Runner, *_: object) -> None:
+        runner._closing.wait()
+        raise DeviceError("closed")
+
+    monkeypatch.setattr(Runner, "start", endless)
+    with tuner() as session:
+        threading.Timer(0.5, session.cancel).start()
+        result = session.tune(PROBLEM)
+    assert (result.outcome, result.trials, result.seconds) == ("interrupted", 0, 0.0)
+    assert result.preparation_seconds >= 0.5
 
 
 def test_an_interrupt_loses_no_answer() -> None:

@@ -151,8 +151,9 @@ _EXPLAINED = (
     "Medians of one call; every contestant is captured in a graph with the same number of calls on rotating buffers, "
     "and replayed in turn. ratio: best peer over ours (above 1 ours is faster), the median of the rounds' ratios with "
     "its distribution-free interval. attained: the floor (the larger of FLOP and compulsory bytes at the rates that "
-    "the GPU attains, at least 2 µs) over the time. untuned: what convgen answers with no database. frozen: weights "
-    "declared constant."
+    "the GPU attains, at least 2 µs) over the time. By family, all are geometric means over the problems that have a "
+    "peer (attained: over every problem where none has). untuned: what convgen answers with no database. frozen: "
+    "weights declared constant."
 )
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from convgen.cli.options import PROBLEM_HELP, add_target, read_problem, read_target
 from convgen.cli.output import duration, print_json, quantity, table
+from convgen.crossover import Crossover
 from convgen.errors import NotApplicableError
 from convgen.explain import Explanation, Outlook, explain_problem
 from convgen.explain_attention import memory_need
 from convgen.plan import Plan
 from convgen.problem import Attention
 from convgen.resources import KernelReport
-from convgen.strategies.crossover import Crossover
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -55,10 +55,20 @@ def _roofline(e: Explanation) -> str:
         ("memory", quantity(r.nbytes, "B"), memory, f"at {quantity(r.bandwidth, 'B/s')}"),
     ]
     head = (
-        f"Roofline: at least {duration(r.seconds)}, bound by {r.limit} "
+        f"Roofline: {duration(r.seconds)}, bound by {r.limit} "
         f"({r.intensity:.3g} FLOP/B, the target's ridge is at {r.ridge:.3g})"
     )
-    return f"{head}\n{table(rows)}"
+    return f"{head}\n{table(rows)}{_beyond(e)}"
+
+
+def _beyond(e: Explanation) -> str:
+    """What a prediction below the roofline means."""
+    if not any(o.seconds is not None and o.is_calibrated and o.seconds < e.roofline.seconds for o in e.outlooks):
+        return ""
+    return (
+        "\n  These are the rates of a large matrix product and a long copy, not bounds: a kernel that draws less power "
+        "runs faster,\n  and winograd, fft and fp32 on tensor cores do other arithmetic."
+    )
 
 
 def _scores(e: Explanation) -> list[str]:
@@ -84,14 +94,22 @@ def _predicted(seconds: float, is_calibrated: bool) -> str:
 
 
 def _crossover(c: Crossover) -> str:
-    head = ("filter", *c.seconds, "fastest")
+    head = ("filter", *c.shown, "fastest")
+    columns = zip(*(c.seconds[name] for name in c.shown), strict=True)
     rows = [
         (str(extent), *("-" if seconds is None else duration(seconds) for seconds in column), fastest or "-")
-        for extent, column, fastest in zip(c.extents, zip(*c.seconds.values(), strict=True), c.fastest(), strict=True)
+        for extent, column, fastest in zip(c.extents, columns, c.fastest, strict=True)
     ]
+    title = "Other filters, as long along each axis, padded by half: predicted times, and the fastest of all strategies"
+    return f"{title}\n{table([head, *rows])}\n  {_where_fft_leads(c)}"
+
+
+def _where_fft_leads(c: Crossover) -> str:
     ahead = c.ahead_from("fft")
-    last = "fft is not ahead at any of them" if ahead is None else f"fft stays ahead from {ahead} on"
-    return f"Other filters, as long along each axis, padded by half: predicted times\n{table([head, *rows])}\n  {last}"
+    if ahead is not None:
+        return f"fft stays ahead from {ahead} on"
+    some = [str(extent) for extent, fastest in zip(c.extents, c.fastest, strict=True) if fastest == "fft"]
+    return f"fft is ahead at {', '.join(some)}, not at the largest" if some else "fft is not ahead at any of them"
 
 
 def _default(plan: Plan, outlook: Outlook) -> str:
@@ -131,7 +149,12 @@ def _as_json(e: Explanation) -> dict[str, Any]:
 
 
 def _crossover_json(c: Crossover) -> dict[str, Any]:
-    return {"filters": c.extents, "predicted_seconds": dict(c.seconds), "fft_ahead_from": c.ahead_from("fft")}
+    return {
+        "filters": c.extents,
+        "predicted_seconds": dict(c.seconds),
+        "fastest": c.fastest,
+        "fft_ahead_from": c.ahead_from("fft"),
+    }
 
 
 def _outlook_json(outlook: Outlook) -> dict[str, Any]:

@@ -45,7 +45,12 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     add_problems(parser)
     parser.add_argument("--strategy", metavar="NAME,…", help="search only these")
     parser.add_argument("--trials", type=whole(1), metavar="N", help="candidates to compile for a problem")
-    parser.add_argument("--time-limit", type=quantity_at_most, metavar="S", help="seconds for a problem; default: 60")
+    parser.add_argument(
+        "--time-limit",
+        type=quantity_at_most,
+        metavar="S",
+        help="seconds to search a problem, once its inputs and right answers are prepared; default: 60",
+    )
     parser.add_argument("--patience", type=whole(1), metavar="N", help="end after N candidates without a gain")
     parser.add_argument("--db", metavar="PATH|URL", help="default: CONVGEN_TUNING_DB, else a file in the data folder")
     parser.add_argument("--retune", action="store_true", help="search although the winner is known")
@@ -159,8 +164,13 @@ def _sentence(result: TuneResult) -> str:
     best = result.best
     counts = Counter(dict(result.statuses))
     failures = ", ".join(f"{count} {status}" for status, count in counts.items() if status not in ("ok", "duplicate"))
+    prepared = duration(result.preparation_seconds)
     tried = f"{result.trials} candidates{f' ({failures})' if failures else ''} in {duration(result.seconds)}"
+    if result.preparation_seconds:
+        tried += f", after {prepared} of preparation"
     if best is None or best.seconds is None:
+        if result.outcome == "interrupted" and not result.seconds and result.preparation_seconds:
+            return f"interrupted before the search began, in {prepared} of preparation"
         if result.outcome == "interrupted":
             return f"interrupted before any candidate gave a right answer: {tried}"
         if _is_too_slow(result):
@@ -227,6 +237,7 @@ def _as_json(result: TuneResult) -> dict[str, Any]:
         "random_draws": result.random_draws,
         "random_baseline": result.random_baseline,
         "seconds": round(result.seconds, 3),
+        "preparation_seconds": round(result.preparation_seconds, 3),
     }
 
 

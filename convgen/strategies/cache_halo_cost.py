@@ -82,11 +82,12 @@ def _work(problem: Conv, g: Gather, c: CacheHaloConfig, target: Target) -> Work:
 
 def _in_core(core: AxisCore, lanes: int) -> float:
     """The fraction of reads along an axis where all of a warp's lanes read the core."""
+    step, apart, ahead, end = core.axis.step, abs(core.axis.spread), core.lead, core.core + core.lead
     inside = 0
     firsts = range(0, core.block, lanes)
-    for tap in range(core.axis.taps):
-        shift = tap * abs(core.axis.spread) - core.lead
-        for first in firsts:
-            last = min(first + lanes, core.block) - 1
-            inside += first * core.axis.step + shift >= 0 and last * core.axis.step + shift < core.core
+    for first in firsts:
+        last = min(first + lanes, core.block) - 1
+        # The taps at which the first lane has come to the core, and the last has not left it.
+        least = max(-(-(ahead - first * step) // apart), 0)
+        inside += max(min(-(-(end - last * step) // apart), core.axis.taps) - least, 0)
     return inside / (core.axis.taps * len(firsts))

@@ -16,8 +16,9 @@ from convgen.strategies import Strategy
 class Budget:
     """When a search ends: at the first limit that is reached, or when nothing is left to try.
 
-    `trials` counts candidates that were compiled; `patience` is how many of them in a row may bring no gain. What would
-    run untuned is measured whatever the time, so that a short search never does worse.
+    `trials` counts candidates that were compiled; `patience` is how many of them in a row may bring no gain. `seconds`
+    are of searching: the problem's inputs, and what is right for them, are prepared before. What would run untuned is
+    measured whatever the time, so that a short search never does worse.
     """
 
     trials: int | None = None
@@ -62,7 +63,9 @@ class TuneResult:
     """Seconds that blind search would be expected to reach with as many trials, by those draws; where the trials are
     more than the draws, the best of the draws. None without one."""
     seconds: float = 0.0
-    """What the search took."""
+    """What the search took, once everything was prepared; 0 if it came to none."""
+    preparation_seconds: float = 0.0
+    """What it took before: to start the measuring process, make inputs and compute what is right for them."""
 
     @property
     def trials(self) -> int:

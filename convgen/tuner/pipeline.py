@@ -110,16 +110,16 @@ class Pipeline:
         self._unrecorded: list[Trial] = []
         self._clocks: dict[str, dict[str, float | None]] = {}
         self._since_gain = 0
-        self._ready = False
         self._knows_untuned = False
-        self._began = 0.0
+        self._preparing_since = 0.0
+        self._searching_since: float | None = None
 
     def run(self, cancelled: Event, progress: ProgressCallback | None) -> TuneResult:
         """Search to the budget's end, and record what is known. Raises DeviceError if nothing can be measured.
 
         The budget's seconds begin when the measuring process is ready; the first candidates are built meanwhile.
         """
-        self._began = time.monotonic()
+        self._preparing_since = time.monotonic()
         self._record(run=self._run)
         outcome: Literal["finished", "interrupted"] = "interrupted"
         try:
@@ -152,10 +152,8 @@ class Pipeline:
                         proposal
                     )
                 asked += len(proposals)
-                if not self._ready:
-                    ready.result()
-                    self._ready, self._began = True, time.monotonic()
-                    self._clocks["before"] = _clocks(self._runner)
+                if self._searching_since is None and not self._begins(ready, cancelled):
+                    break
                 if not waiting or cancelled.is_set() or self._is_over():
                     break
                 built, _ = wait(waiting, timeout=self._patience(), return_when=FIRST_COMPLETED)
@@ -172,6 +170,17 @@ class Pipeline:
         finally:
             for future in waiting:
                 future.cancel()
+
+    def _begins(self, ready: Future[None], cancelled: Event) -> bool:
+        """Wait until the measuring process is ready, and begin to search; false if somebody cancelled before."""
+        while not wait([ready], timeout=POLL_SECONDS).done:
+            if cancelled.is_set():
+                self._runner.close()  # else it would make inputs, and what is right for them, to the end
+                return False
+        ready.result()
+        self._searching_since = time.monotonic()
+        self._clocks["before"] = _clocks(self._runner)
+        return True
 
     def _new_search(self) -> Search:
         of = self._of
@@ -269,7 +278,7 @@ class Pipeline:
 
     def _is_spent(self) -> bool:
         budget, left = self._of.budget, self._seconds_left()
-        return self._ready and (
+        return self._searching_since is not None and (
             (left is not None and left <= 0)
             or (budget.patience is not None and self._since_gain >= budget.patience)
             or (budget.trials is not None and self._tried >= budget.trials)
@@ -283,7 +292,13 @@ class Pipeline:
         limit = self._of.budget.seconds
         if limit is None:
             return None
-        return max(0.0, limit - min(SECONDS_FOR_FINALS, limit / 10) - (time.monotonic() - self._began))
+        return max(0.0, limit - min(SECONDS_FOR_FINALS, limit / 10) - self._seconds_searched())
+
+    def _seconds_searched(self) -> float:
+        return 0.0 if self._searching_since is None else time.monotonic() - self._searching_since
+
+    def _seconds_prepared(self) -> float:
+        return (self._searching_since or time.monotonic()) - self._preparing_since
 
     def _patience(self) -> float:
         """How long to wait for a build before looking at the clock, and whether somebody cancelled."""
@@ -297,7 +312,7 @@ class Pipeline:
             latest=latest,
             best=None if best is None else best.measured,
             statuses=dict(self._statuses),
-            seconds=time.monotonic() - self._began,
+            seconds=self._seconds_searched(),
             seconds_left=self._seconds_left(),
             finished=finished,
         )
@@ -313,7 +328,8 @@ class Pipeline:
             statuses=dict(self._statuses),
             random_draws=len(self._random),
             random_baseline=random_baseline(self._random, self._tried) if self._random else None,
-            seconds=time.monotonic() - self._began,
+            seconds=self._seconds_searched(),
+            preparation_seconds=self._seconds_prepared(),
         )
 
     # --- what is recorded ------------------------------------------------------------------------------------
@@ -347,6 +363,7 @@ class Pipeline:
         summary: dict[str, Any] = {
             "statuses": dict(result.statuses),
             "seconds": round(result.seconds, 3),
+            "preparation_seconds": round(result.preparation_seconds, 3),
             "random_draws": result.random_draws,
             "random_baseline": result.random_baseline,
             "clocks": self._clocks,

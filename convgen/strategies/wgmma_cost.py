@@ -45,7 +45,7 @@ CALL = 35
 COPY = 40
 """Cycles of a warp from a copy of runs to its next: eight bytes a thread, which L1 takes in several turns."""
 HAND_OVER = 150
-"""Cycles in which a warp that copies finds a stage empty and hands another over."""
+"""Cycles in which a warp that copies finds a stage empty, and those that multiply fence what it brought."""
 SPLIT = 20
 """Cycles of 64 pixels' step from shared memory through registers, two numbers each, that no product hides."""
 
@@ -69,13 +69,13 @@ def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -
     if t.is_promoted and c.consumers == 1:
         step += PROMOTION * t.sums
     if c.copies:
-        calls, ahead = HAND_OVER + wgmma_runs.copies(t) * COPY, wgmma_runs.under_way(c.x_stages) + 1
+        calls = HAND_OVER + wgmma_runs.copies(t) * COPY
     else:
-        calls, ahead = {"rows": t.most_rows, "im2col": 1}.get(c.patches, c.subtiles) * CALL, c.x_stages - 1
+        calls = {"rows": t.most_rows, "im2col": 1}.get(c.patches, c.subtiles) * CALL
     loaded = t.x_bytes + (0 if t.resident else t.taps * t.w_bytes)
     loads = max(loaded / BYTES_PER_CYCLE, calls)
     # One stage is multiplied, the others are on their way.
-    waits = LATENCY * max(1 / max(ahead, 0.5), 0 if t.resident else t.taps / max(c.w_stages - 1, 0.5))
+    waits = LATENCY * max(1 / max(c.x_stages - 1, 0.5), 0 if t.resident else t.taps / max(c.w_stages - 1, 0.5))
     panel = math.hypot(t.taps * step, waits, loads)
     results = _results(t)
     products = (t.panels_of_part if c.cluster > 1 else t.panels) * panel + (TURN if t.ordered else 0)

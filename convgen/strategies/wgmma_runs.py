@@ -38,8 +38,6 @@ class Runs:
     batch_stride: int
     channel_stride: int
     copiers: int
-    under_way: int
-    """Stages whose copies a warp leaves under way when it waits for those of the one before."""
 
 
 def runs(problem: Conv, t: Tiling) -> Runs | None:
@@ -53,7 +51,6 @@ def runs(problem: Conv, t: Tiling) -> Runs | None:
         batch_stride=t.g.x_batch,
         channel_stride=t.g.x_q,
         copiers=COPIERS,
-        under_way=under_way(t.c.x_stages),
     )
 
 
@@ -63,16 +60,6 @@ def positions(g: Gather) -> int:
 
 def lines(t: Tiling) -> int:
     return t.shared_groups * t.k_steps * STEP_BYTES // t.item
-
-
-def under_way(stages: int) -> int:
-    """Of so many stages.
-
-    Products release a stage when those of the next are given. So a warp that waits for an empty stage must have handed
-    over all but the last two that it filled; and it hands over one more while there are others, so that products do not
-    wait for it meanwhile.
-    """
-    return max(stages - 3, min(stages - 2, 1), 0)
 
 
 def alignment(t: Tiling) -> dict[str, int]:

@@ -717,7 +717,6 @@ constexpr offset_t kXBatch = 2160, kXChannel = 60;
 constexpr int kXChannels = 36, kXLines = 48;
 constexpr int kRun = 4;  // positions that are copied at a time
 constexpr int kCopiers = 3;  // warps
-constexpr int kUnderWay = 1;  // stages that a warp leaves under way when it waits for the one before
 
 // Strides of y, in elements.
 constexpr offset_t kYBatch = 2880, kYM = 60, kYW = 1;
@@ -789,13 +788,6 @@ struct Place {
     }
 };
 
-// To those that multiply, a stage that was filled so many stages ago, by a warp whose copies to it have ended.
-__device__ __forceinline__ void hand_over(unsigned long long* full, int stage, int ago) {
-    fence_proxy_async();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(full + (stage - ago + (stage < ago ? kXStages : 0)));
-}
-
 // w likewise: [result channel][tap][channel]. A block brings 256 pieces, 16 bytes of channels
 // with all their taps, into shared memory as they lie and takes them out a tap at a time. The first elements of eight pieces
 // that follow lie in different banks, four apart: there is an odd number of 16 bytes from one to the next.
@@ -842,7 +834,7 @@ conv2d_fprop_wgmma_implicit_gemm_n2c36i10x6_k48f1x1_bf16_nchw_b8a21c8f(const __n
     unsigned long long* const turns = w_full + kWStages;  // of the tiles that a block works on at a time
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < kXStages; ++stage) {
-            mbarrier_init(x_full + stage, kCopiers);
+            mbarrier_init(x_full + stage, kCopiers * 32);
             mbarrier_init(x_empty + stage, kSharing);
         }
         for (int stage = 0; stage < kWStages; ++stage) {
@@ -881,7 +873,6 @@ conv2d_fprop_wgmma_implicit_gemm_n2c36i10x6_k48f1x1_bf16_nchw_b8a21c8f(const __n
             constexpr int kBytes = kRun * 2, kRuns = 64 / kRun, kChannels = 32 / kRuns, kParcels = 8 / kChannels;
             const int lane = threadIdx.x % 32, position = lane % kRuns * kRun;
             Ring<kXStages> ring;
-            int under_way = 0;  // stages before that one whose copies may not have ended
             for (int number = blockIdx.x; number < all; number += gridDim.x) {
                 const Tile tile(number);
                 const int left = batch * kOutW - (tile.unit + position);  // positions, of which every 64th is the lane's
@@ -908,15 +899,10 @@ conv2d_fprop_wgmma_implicit_gemm_n2c36i10x6_k48f1x1_bf16_nchw_b8a21c8f(const __n
                         }
                         parcel -= kParcels;
                     }
-                    cp_async_commit_group();
+                    cp_async_mbarrier_arrive_noinc(x_full + ring.stage);  // when they have ended
                     ring.next();
-                    if (++under_way <= kUnderWay) continue;
-                    cp_async_wait_group<kUnderWay>();
-                    hand_over(x_full, ring.stage, under_way--);
                 }
             }
-            cp_async_wait_group<0>();
-            for (; under_way > 0; --under_way) hand_over(x_full, ring.stage, under_way);
         }
         return;
     }
@@ -944,6 +930,7 @@ conv2d_fprop_wgmma_implicit_gemm_n2c36i10x6_k48f1x1_bf16_nchw_b8a21c8f(const __n
         for (int panel = 0; panel < tile.panels; ++panel) {
             const unsigned char* const pixels = shared + x_ring.stage * kXBytes + first_subtile * kSubtileBytes;
             mbarrier_wait_parity(x_full + x_ring.stage, x_ring.parity);
+            fence_proxy_async();  // threads wrote it
             #pragma unroll 1
             for (int tap = 0; tap < kTaps; ++tap) {
                 const unsigned char* const from = pixels;

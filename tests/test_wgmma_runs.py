@@ -212,7 +212,7 @@ def test_the_text_is_golden(request: pytest.FixtureRequest) -> None:
         ("fence_proxy_async();  // threads wrote it", "", FaultKind.PROXY),
         ("mbarrier_wait_parity(x_full + x_ring.stage, x_ring.parity);", "", FaultKind.RACE),
         ("cp_async_mbarrier_arrive_noinc(x_full", "mbarrier_arrive(x_full", FaultKind.RACE),
-        ("mbarrier_wait_parity(x_empty + ring.stage, ring.parity ^ 1);", "", FaultKind.RACE),
+        ("mbarrier_wait_parity(x_empty + ring.stage, ring.parity ^ 1);", "", FaultKind.DEADLOCK),
         ("left = batch * kOutW", "left = 64 + batch * kOutW", FaultKind.OUT_OF_BOUNDS),
     ],
     ids=["none", "fence", "wait", "early arrival", "empty", "end"],

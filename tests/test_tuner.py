@@ -23,6 +23,7 @@ from convgen.space import Config
 from convgen.strategies import get_strategy
 from convgen.target import Target
 from convgen.tuner import session
+from convgen.tuner.builder import Build, Builder
 from convgen.tuner.decide import decide, known
 from convgen.tuner.events import Budget, Progress, TuneResult
 from convgen.tuner.keys import task_of, toolchains
@@ -321,6 +322,22 @@ def test_preparation_is_told_apart_from_the_search(database: Database, monkeypat
     assert 0.0 < result.seconds <= took - 3.0
     [run] = database.runs()
     assert run.summary["preparation_seconds"] == pytest.approx(result.preparation_seconds, abs=1e-3)
+
+
+def test_processes_that_build_begin_before_the_search(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They took ten seconds of a search of six on a machine that was just started."""
+    build, began = Builder._build, time.monotonic()
+
+    def slow(builder: Builder, task: Any, child: Any) -> Build:
+        time.sleep(max(0.0, began + 4.0 - time.monotonic()))
+        return build(builder, task, child)
+
+    monkeypatch.setattr(Builder, "_build", slow)
+    with tuner(database, budget=Budget(seconds=0.5)) as session:
+        result = session.tune(PROBLEM)
+    assert result.best is not None
+    assert result.preparation_seconds + result.seconds >= 4.0
+    assert result.seconds <= time.monotonic() - began - 4.0
 
 
 def test_a_search_is_cancelled_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:

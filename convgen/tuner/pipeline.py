@@ -7,7 +7,7 @@ import itertools
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from threading import Event
@@ -117,7 +117,8 @@ class Pipeline:
     def run(self, cancelled: Event, progress: ProgressCallback | None) -> TuneResult:
         """Search to the budget's end, and record what is known. Raises DeviceError if nothing can be measured.
 
-        The budget's seconds begin when the measuring process is ready; the first candidates are built meanwhile.
+        The budget's seconds begin when the measuring process is ready and the first candidate is built: on a machine
+        that was just started, processes take seconds to begin.
         """
         self._preparing_since = time.monotonic()
         self._record(run=self._run)
@@ -152,7 +153,7 @@ class Pipeline:
                         proposal
                     )
                 asked += len(proposals)
-                if self._searching_since is None and not self._begins(ready, cancelled):
+                if self._searching_since is None and not self._begins(ready, waiting, cancelled):
                     break
                 if not waiting or cancelled.is_set() or self._is_over():
                     break
@@ -171,12 +172,15 @@ class Pipeline:
             for future in waiting:
                 future.cancel()
 
-    def _begins(self, ready: Future[None], cancelled: Event) -> bool:
-        """Wait until the measuring process is ready, and begin to search; false if somebody cancelled before."""
-        while not wait([ready], timeout=POLL_SECONDS).done:
+    def _begins(self, ready: Future[None], built: Collection[Future[Build]], cancelled: Event) -> bool:
+        """Wait until the measuring process is ready and some candidate built, and begin to search; false if somebody
+        cancelled before."""
+        while not ready.done() or (ready.exception() is None and built and not any(b.done() for b in built)):
             if cancelled.is_set():
                 self._runner.close()  # else it would make inputs, and what is right for them, to the end
                 return False
+            pending: list[Future[Any]] = [ready, *built]
+            wait([future for future in pending if not future.done()], POLL_SECONDS, FIRST_COMPLETED)
         ready.result()
         self._searching_since = time.monotonic()
         self._clocks["before"] = _clocks(self._runner)

@@ -19,7 +19,7 @@ LAYERS = (
     ("strategies",),
     ("lowering", "render", "reference"),
     ("compiler", "resources", "launcher", "artifact", "simulator", "runtime", "measure", "processes", "ratios"),
-    ("verify", "explain", "explain_attention", "doctor", "accuracy"),
+    ("verify", "crossover", "explain", "explain_attention", "doctor", "accuracy"),
     ("tuner",),
     ("bench",),
     ("api",),

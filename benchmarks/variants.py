@@ -37,8 +37,8 @@ class Variant:
 
     def plan(self, target: Target) -> Plan:
         strategy = get_strategy(self.strategy)
-        default = strategy.default(self.problem, target)
-        return lower(self.problem, strategy, type(default).parse(self.config), target)
+        config = strategy.space(self.problem, target).config_type.parse(self.config)
+        return lower(self.problem, strategy, config, target)
 
 
 def read(line: str) -> Variant:

@@ -6,7 +6,7 @@ One warpgroup calls for tiles, the others multiply: each 64 results of a number 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Any, Protocol
 
 from convgen.errors import ConfigError
@@ -15,6 +15,7 @@ from convgen.problem import Conv, Direction, DType, PadMode
 from convgen.space import Config
 from convgen.strategies import common, descent
 from convgen.strategies.base import Strategy
+from convgen.strategies.cost_model import LAUNCH_SECONDS
 from convgen.target import Target
 from convgen.tensor_map import MAX_BOX
 
@@ -165,6 +166,15 @@ def settled(
     chosen = sorted(legal, key=costs.__getitem__)[:MOST_STARTS] or [plain(problem, target)]
     ends = [descent.settled(strategy, problem, target, start) for start in chosen]
     return min(ends, key=lambda config: strategy.cost(problem, config, target))
+
+
+def packing_seconds(g: Gather, packed: Collection[str], target: Target) -> float:
+    """Predicted for the kernel that packs operands; `g` is what the product reads.
+
+    Besides that, the originals are read and this is written.
+    """
+    nbytes = sum(tensor.nbytes for name, tensor in (("x", g.x), ("w", g.w)) if name in packed)
+    return LAUNCH_SECONDS + 2 * nbytes / target.attainable.bandwidth if packed else 0.0
 
 
 def clusters_at_a_time(blocks: int, target: Target) -> int:

@@ -6,9 +6,8 @@ import math
 from collections.abc import Collection
 
 from convgen.problem import Conv, DType
-from convgen.strategies import wgmma_runs
+from convgen.strategies import wgmma_block, wgmma_runs
 from convgen.strategies.cost_model import LAUNCH_SECONDS
-from convgen.strategies.wgmma_block import clusters_at_a_time
 from convgen.strategies.wgmma_tiling import Tiling
 from convgen.target import Target
 
@@ -56,7 +55,7 @@ def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -
     tiles, split = t.tiles(batch), t.split_tiles(batch, target)
     turns: float = math.ceil((tiles - split) / t.blocks(batch, target))
     if c.cluster > 1:
-        turns = math.ceil(tiles / clusters_at_a_time(c.cluster, target))
+        turns = math.ceil(tiles / wgmma_block.clusters_at_a_time(c.cluster, target))
     if split:
         turns += math.ceil(split * c.split_k / target.sm_count) * t.panels_of_part / t.panels
     slots = c.slots
@@ -88,13 +87,7 @@ def seconds(problem: Conv, t: Tiling, packed: Collection[str], target: Target) -
     total = math.hypot(cycles / target.clock_hz, dram) + LAUNCH_SECONDS
     if partial:
         total += LAUNCH_SECONDS + 2 * partial / target.attainable.bandwidth
-    if packed:
-        total += LAUNCH_SECONDS
-    for tensor, nbytes in (("x", t.g.x.nbytes), ("w", t.g.w.nbytes)):
-        if tensor in packed:
-            # Besides what the product reads in its place, the original is read and this written.
-            total += 2 * nbytes / target.attainable.bandwidth
-    return total
+    return total + wgmma_block.packing_seconds(t.g, packed, target)
 
 
 def _results(t: Tiling) -> float:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Collection
 
 from convgen.problem import Conv
+from convgen.strategies import wgmma_block
 from convgen.strategies.cost_model import LAUNCH_SECONDS
-from convgen.strategies.wgmma_block import clusters_at_a_time
 from convgen.strategies.wgmma_swapped_tiling import SwappedTiling
 from convgen.target import Target
 
@@ -56,7 +56,7 @@ def seconds(problem: Conv, t: SwappedTiling, packed: Collection[str], target: Ta
     tiles, split = t.tiles(batch), t.split_tiles(batch, target)
     turns: float = math.ceil((tiles - split) / t.blocks(batch, target))
     if c.cluster > 1:
-        turns = math.ceil(tiles / clusters_at_a_time(c.cluster, target))
+        turns = math.ceil(tiles / wgmma_block.clusters_at_a_time(c.cluster, target))
     if split:
         turns += math.ceil(split * c.split_k / target.sm_count) * t.panels_of_part / t.panels
     panel = _panel(problem, t, target)
@@ -72,13 +72,7 @@ def seconds(problem: Conv, t: SwappedTiling, packed: Collection[str], target: Ta
     total = math.hypot(cycles / target.clock_hz, dram) + LAUNCH_SECONDS
     if partial:
         total += LAUNCH_SECONDS + PARTIAL * partial / target.attainable.bandwidth
-    if packed:
-        total += LAUNCH_SECONDS
-    for tensor, nbytes in (("x", t.g.x.nbytes), ("w", t.g.w.nbytes)):
-        if tensor in packed:
-            # Besides what the product reads in its place, the original is read and this written.
-            total += 2 * nbytes / target.attainable.bandwidth
-    return total
+    return total + wgmma_block.packing_seconds(t.g, packed, target)
 
 
 def _panel(problem: Conv, t: SwappedTiling, target: Target) -> float:

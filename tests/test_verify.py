@@ -181,3 +181,9 @@ def test_what_does_not_fit_beside_others_is_refused(monkeypatch: pytest.MonkeyPa
     for available, status in ((needed, "ok"), (needed - 1, "failed")):
         monkeypatch.setattr("convgen.verify.oracle.available_bytes", lambda room=available: room)
         assert verify_problem(problem("n=1"), DIRECT, None, SETTINGS).status == status
+
+
+def test_outputs_past_2_29_elements_are_compared_at_a_sample() -> None:
+    """Few products or not: float64 answers and bounds of all of them fill a GPU."""
+    assert cuda.is_whole(Conv.parse("conv2d n=1 c=64 k=64 in=728x728 filter=1x1 dtype=fp16"))
+    assert not cuda.is_whole(Conv.parse("conv2d n=65 c=64 k=64 in=728x728 filter=1x1 dtype=fp16"))

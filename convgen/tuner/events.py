@@ -65,7 +65,7 @@ class TuneResult:
     seconds: float = 0.0
     """What the search took, once everything was prepared; 0 if it came to none."""
     preparation_seconds: float = 0.0
-    """What it took before: to start the measuring process, make inputs and compute what is right for them."""
+    """What it took before: to start processes, make inputs, compute what is right for them, and build a candidate."""
 
     @property
     def trials(self) -> int:

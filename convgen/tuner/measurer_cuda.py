@@ -50,7 +50,7 @@ class CudaMeasurer:
         xp.get_default_memory_pool().free_all_blocks()
         self._settings = Settings(self._target, "cuda", seed)
         self._oracles = Oracles(self._settings, xp)
-        self._oracles.prepare(problem, verify.WHOLE_MACS)
+        self._oracles.prepare(problem, verify.is_whole)
         self._kind, *_ = input_kinds(problem, self._settings)
         oracle = self._oracles.of(problem, self._kind)
         self._sets = BufferSets(oracle.problem, oracle.arrays, self._target.l2_bytes, xp)

@@ -41,7 +41,7 @@ class SimMeasurer:
         launch_timeout()
         self._settings = Settings(self._target, "sim", seed)
         self._oracles = Oracles(self._settings)
-        self._oracles.prepare(problem, sim.WHOLE_MACS)
+        self._oracles.prepare(problem, sim.is_whole)
 
     def measure(self, build: Build, incumbent: float | None, announce: Announce) -> Verdict:
         assert build.plan is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -180,11 +180,11 @@ class Oracles:
             self._known[kind] = Oracle(wanted, values, kind, self._xp)
         return self._known[kind]
 
-    def prepare(self, problem: Problem, whole_macs: int) -> None:
-        """Compute ahead what plans of the problem are held against, if it has no more multiply-adds than that."""
+    def prepare(self, problem: Problem, is_whole: Callable[[Problem], bool]) -> None:
+        """Compute ahead what plans of the problem are held against, if every element is."""
         for kind in input_kinds(problem, self._settings):
             oracle = self.of(problem, kind)
-            if oracle.problem.macs <= whole_macs:
+            if is_whole(oracle.problem):
                 _ = oracle.expected  # computed once, and kept
 
 

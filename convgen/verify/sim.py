@@ -31,6 +31,11 @@ COMPARED_MACS = 10_000_000
 """Multiply-adds that the oracle spends on the elements of a sample of blocks; it compares as many as that allows."""
 
 
+def is_whole(problem: Problem) -> bool:
+    """Whether the whole problem is run, and every element compared."""
+    return problem.macs <= WHOLE_MACS
+
+
 @dataclass(frozen=True)
 class _Pass:
     """One run of a plan: how it is built, and which of its blocks are run (None: all)."""
@@ -86,8 +91,9 @@ def build_group(plans: Sequence[Plan], sources: Sequence[str], settings: Setting
 
 
 def _passes(problem: Problem, settings: Settings) -> tuple[_Pass, ...]:
-    macs = fixed(problem).macs
-    blocks = None if macs <= WHOLE_MACS else BlockSample(SAMPLED_BLOCKS, settings.seed)
+    sized = fixed(problem)
+    macs = sized.macs
+    blocks = None if is_whole(sized) else BlockSample(SAMPLED_BLOCKS, settings.seed)
     if settings.check == "sanitize" or (settings.check == "auto" and macs <= SANITIZED_MACS):
         return (_Pass(Mode.CHECK, blocks),)
     if settings.check == "fast":
@@ -151,7 +157,7 @@ def _simulate(program: SimProgram, oracle: Oracle, blocks: BlockSample | None) -
 
 
 def _compare(oracle: Oracle, numerics: Numerics, outputs: Mapping[str, Any], written: Mapping[str, Any]) -> Comparison:
-    small = oracle.problem.macs <= WHOLE_MACS
+    small = is_whole(oracle.problem)
     if small and all(mask.all() for mask in written.values()):
         return oracle.judge(outputs, numerics)
     indices = {name: numpy.flatnonzero(mask) for name, mask in written.items()}
